@@ -47,10 +47,10 @@ PATIENCE_S = 60.0
 
 
 def cases() -> Iterator[Case]:
-    yield _case("enqueue-1c", 600, "embedded, 1 thread", _enqueue, clients=1, goal=0.4)
-    yield _case("enqueue-16c", 1_600, "embedded, 16 threads", _enqueue, clients=CLIENTS, goal=0.45)
-    yield _case("claim-complete-16c", 800, "embedded, 16 threads", _claim_complete, clients=CLIENTS, goal=0.45)
-    yield _case("http-enqueue-16c", 1_600, "embedded, 16 threads", _enqueue, clients=CLIENTS, goal=0.2, over_http=True)
+    yield _case("enqueue-1c", 600, "embedded, 1 thread", _enqueue, clients=1, goal=0.45)
+    yield _case("enqueue-16c", 1_600, "embedded, 16 threads", _enqueue, clients=CLIENTS, goal=0.6)
+    yield _case("claim-complete-16c", 800, "embedded, 16 threads", _claim_complete, clients=CLIENTS, goal=0.65)
+    yield _case("http-enqueue-16c", 1_600, "embedded, 16 threads", _enqueue, clients=CLIENTS, goal=0.3, over_http=True)
     for name, share in (("wake-p50", 0.50), ("wake-p99", 0.99)):
         yield Case(name, WAKES, "ms", "", partial(_wake, share), rounds=3)
     yield Case("memory", REQUESTS, "MiB", "", _memory, rounds=1)

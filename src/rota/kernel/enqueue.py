@@ -45,7 +45,7 @@ class _NewEntry(msgspec.Struct, frozen=True, gc=False):
     spec: ScheduleSpec
     payload: str
     is_plain: bool  # it has neither needs nor options
-    refers: bool  # to more than its agent, or to the time at which it is written
+    refers: bool  # to more than its agent and its key, or to the time at which it is written
     spawner: tuple[str | None] | None = None  # the project of the run that spawns it
 
 
@@ -105,7 +105,7 @@ class Enqueuing(Entries):
         """Put entries into the queue inside a transaction, each for itself: one that is refused yields its error."""
         try:
             batch = _checked_batch(specs)
-            if not batch or not any(new.refers for new in batch):
+            if not any(new.refers or new.spec.key is not None for new in batch):
                 return list(self._enqueue(tx, batch, now)) if batch else []
         except RotaError:  # found before anything was written
             pass
@@ -154,6 +154,13 @@ class Enqueuing(Entries):
         """
         cache = self._env.cache
         agents = cache.cached_agents(tx)
+        keys: _Keys | None = None  # entries that have keys of the batch
+        if keyed := [new.spec for new in batch if new.spec.key is not None]:
+            if any(spec.pid not in agents for spec in keyed):
+                agents = cache.agents(tx, {each.spec.pid for each in batch})
+            keys = _known_keys(tx, keyed, agents)
+            if keys or len({spec.key for spec in keyed}) < len(keyed):
+                return self._enqueue_each(tx, batch, indexed=indexed, keys=keys)
         rows: list[tuple[Any, ...]] = []  # written together, at half the cost of one by one (batch-100)
         held: list[int] = []  # indexes of those that are not ready yet
         owners: list[tuple[int, str | None]] = []
@@ -161,7 +168,7 @@ class Enqueuing(Entries):
         for index, new in enumerate(batch):
             spec = new.spec
             if new.refers:
-                return self._enqueue_each(tx, batch, indexed=indexed)
+                return self._enqueue_each(tx, batch, indexed=indexed, keys=keys)
             if spec.pid not in agents:
                 agents = cache.agents(tx, {each.spec.pid for each in batch})
             agent = agents.get(spec.pid)
@@ -187,7 +194,7 @@ class Enqueuing(Entries):
     def _enqueue_each(
         self, tx: Transaction, batch: Sequence[_NewEntry], *, indexed: bool, keys: _Keys | None = None
     ) -> list[int]:
-        """Write entries of which some have a delay or refer to a key, a predecessor, a parent, a worker or tags.
+        """Write entries of which some have a delay or a known key, or refer to an entry, a worker or tags.
 
         `keys` are those of the batch that exist, if the caller has read them; new ones are added.
         """
@@ -312,7 +319,7 @@ def _checked(spec: ScheduleSpec) -> _NewEntry:
         raise _queue.refuse("spec", f"must be a ScheduleSpec, not {type(spec).__name__}")
     payload = "{}" if not spec.payload else encode_json("payload", spec.payload, PAYLOAD_BYTES_MAX)
     is_plain = spec.is_plain
-    refers = spec.key is not None or bool(spec.after) or spec.delay_s != 0.0
+    refers = bool(spec.after) or spec.delay_s != 0.0
     if not (is_plain or refers):
         refers = spec.parent_id is not None or spec.affinity is not None or bool(spec.tags)
         refers = refers or spec.account is not None

@@ -256,11 +256,14 @@ class BatchRunner:
                 call_each(request.effects.on_commit)
 
     def _finish(self, done: list[Request[Any]]) -> None:
-        if len(done) == 1:
+        if len(done) == 1 and not done[0].may_park:  # the usual case
             (only,) = done
-            if only.condition is None and only.on_done is None and not only.should_park:
+            if only.condition is None and only.on_done is None:
                 only.state = RequestState.DONE  # it ran on its caller's thread: no thread has to be woken
                 return
+            with self._mutex:
+                only.move_to(RequestState.DONE)
+            return
         with self._mutex:
             served_waiter = any(
                 request.may_park and request.effects.wake_parked and not request.should_park for request in done

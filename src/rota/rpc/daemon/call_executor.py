@@ -34,6 +34,7 @@ import msgspec
 
 from rota.errors import Forbidden, LimitExceeded, RotaError, StoreUnavailable, Unauthenticated
 from rota.kernel.settings import write_setting
+from rota.model.work import ScheduleSpec
 from rota.rpc.authorization import Principal, authorize
 from rota.rpc.daemon.denials import Denials
 from rota.rpc.daemon.ended_rights import EndedRights
@@ -286,7 +287,7 @@ class CallExecutor:
             self._written_at = ended_at  # unless a write says otherwise below
             self._write_error = None
         if self._delivered:
-            self._take_delivered()
+            self._run_delivered()
         return ran
 
     def _written(self, pending: PendingCall) -> None:
@@ -508,8 +509,11 @@ class CallExecutor:
 
     def _take_delivered(self) -> None:
         self._store.wait_delivered()  # so that all results of a commit are taken together
-        self.wakes += 1
         self._woken = False
+        self._run_delivered()
+
+    def _run_delivered(self) -> None:
+        self.wakes += 1
         while self._delivered:
             call, args = self._delivered.popleft()
             call(*args)
@@ -568,6 +572,8 @@ def _granted(execute: Callable[[], Any]) -> Any:
 
 def _entry_count(params: Any) -> int:
     """Return how many entries a call may touch."""
+    if type(params) is ScheduleSpec:  # the usual case
+        return 1
     many = getattr(params, "specs", None) or _ended_runs(params) or ()
     return max(len(many), getattr(params, "max_n", 1))
 
