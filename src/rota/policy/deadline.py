@@ -25,14 +25,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
 from heapq import heapify, heapreplace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from rota.lazy import late
 from rota.model.reasons import PickReason
 from rota.model.snapshot import Candidate, Decisions, Snapshot
 from rota.policy.contract import Policy, assign_slots
 from rota.policy.ranking import HeapOrder
+
+if TYPE_CHECKING:
+    import fractions
+else:
+    fractions = late("fractions")
 
 __all__ = ["CHECKS_MAX", "Demand", "Overload", "edf", "edf_key", "overload", "utilisation"]
 
@@ -91,9 +96,9 @@ class Overload(NamedTuple):
     needed: int  # within that time; more than the time itself, or the test gave up there
 
 
-def utilisation(demands: Iterable[Demand]) -> Fraction:
+def utilisation(demands: Iterable[Demand]) -> fractions.Fraction:
     """Return the share of a core that a set may use."""
-    return sum((Fraction(one.budget, one.period) for one in demands), Fraction(0))
+    return sum((fractions.Fraction(one.budget, one.period) for one in demands), fractions.Fraction(0))
 
 
 def overload(demands: Sequence[Demand], ahead: Sequence[Demand] = (), blocking: int = 0) -> Overload | None:

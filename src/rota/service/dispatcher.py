@@ -24,7 +24,7 @@ transaction (isolated_pass.py): such a claim is parked until the policy has answ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rota.errors import PolicyFailed, RotaError, StoreCorrupt
@@ -37,14 +37,13 @@ from rota.kernel.progress import NoRepeats
 from rota.kernel.run_reports import check_completions, check_reports
 from rota.kernel.store_policy import StorePolicy, merged_policy
 from rota.kernel.turn import ClaimOptions, TurnRequest, TurnResult, make_turn_request
+from rota.lazy import exports
 from rota.model.events import PolicyFellBack
 from rota.model.policy_setting import DEFAULT_SHARE_BY, PolicySetting, ShareBy
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy, PolicyIsolation, as_policy
 from rota.policy.registry import default_policy, is_built_in_name, make
-from rota.service.core_grants import CoreGrants
 from rota.service.flow_pass import FlowPass
-from rota.service.graph_runs import GraphRunVerbs
 from rota.service.isolated_pass import IsolatedPass, asks_process
 from rota.service.policy_guard import SUSPENSION_S, Answer, PolicyGuard
 from rota.service.policy_process import LOAD_TIMEOUT_S, PolicyProcess, isolate, make_policy
@@ -54,10 +53,12 @@ from rota.service.share_pass import SharePass
 from rota.service.store_policies import StorePolicies
 from rota.store import Transaction
 
-if TYPE_CHECKING:  # the kernel loads them on first use
+if TYPE_CHECKING:  # what is loaded on first use
     from rota.kernel.automatic_retention import AutomaticRetention
     from rota.kernel.supervision import Supervision
     from rota.kernel.usage import Usage
+    from rota.service.core_grants import CoreGrants
+    from rota.service.graph_runs import GraphRunVerbs
 
 __all__ = ["ANSWER_WAIT_S", "NOTHING", "Dispatcher"]
 
@@ -65,6 +66,7 @@ ANSWER_WAIT_S = LOAD_TIMEOUT_S + 5.0  # how long a claim that does not wait for 
 NOTHING: list[Any] = [None]  # the result of a claim that found nothing and is not parked: an empty list would park it
 
 
+_load = exports("rota.service", {"core_grants": ("CoreGrants",), "graph_runs": ("GraphRunVerbs",)})
 _STRICT = make("strict")
 _ROW_FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, StoreCorrupt)
 
@@ -114,9 +116,7 @@ class Dispatcher:
         self.projects = kernel.projects
         self.journal = kernel.journal
         self.policies = StorePolicies(kernel.policies)
-        self.graphs = GraphRunVerbs(kernel)
         self.workers = kernel.workers
-        self.cores = CoreGrants(kernel)
         self.logs = RunLogs(kernel)
         self.program_access: ProgramAccess | None = None  # how the programs that a supervisor starts reach the store
         self._isolated: dict[str, tuple[Policy | str, Mapping[str, Any], Policy]] = {}  # by name: as given, and made
@@ -129,6 +129,18 @@ class Dispatcher:
         self._policies: dict[str, Policy] = {each.name: each for each in (self._own,) if each is not None}
         self._proposers: dict[str, _Proposer] = {}
         kernel.queue.claim_by_policy = self._claim_for_kernel
+
+    @cached_property
+    def graphs(self) -> GraphRunVerbs:
+        """Graph runs."""
+        made: GraphRunVerbs = _load("GraphRunVerbs")(self.kernel)
+        return made
+
+    @cached_property
+    def cores(self) -> CoreGrants:
+        """CPU time and cores that were granted."""
+        made: CoreGrants = _load("CoreGrants")(self.kernel)
+        return made
 
     @property
     def usage(self) -> Usage:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from rota import host  # its names are loaded when they are used: most processes start no policy
+from rota.lazy import late
 from rota.model.work import Limits
 from rota.service.policy_worker import CONNECTION_FD, Description
+
+if TYPE_CHECKING:
+    import socket
+else:
+    socket = late("socket")
 
 __all__ = ["MEMORY_BYTES_MAX", "PolicySession"]
 

@@ -13,21 +13,26 @@ process that asks ends it when it is late.
 from __future__ import annotations
 
 import os
-import pickle
-import socket
 import struct
 import sys
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rota.decoding import msgpack_decoder
 from rota.errors import PolicyFailed
+from rota.lazy import late
 from rota.model.snapshot import Snapshot
 from rota.policy import registry
 from rota.policy.contract import Policy, as_policy
 from rota.policy.foreign import copy_decisions, describe_error, printable, raised
+
+if TYPE_CHECKING:
+    import pickle
+    import socket
+else:
+    pickle, socket = late("pickle"), late("socket")
 
 __all__ = [
     "ANSWER_BYTES_MAX",
@@ -126,9 +131,9 @@ def main(_arguments: list[str]) -> None:
 def _load(connection: socket.socket) -> Policy | None:
     source = read_message(connection, sys.maxsize)
     try:
-        path, rest = pickle.loads(source)  # noqa: S301  # from the process that started this one
+        path, rest = pickle.loads(source)  # from the process that started this one
         sys.path[:] = path
-        policy: Policy | None = pickle.loads(rest).make()  # noqa: S301  # the same
+        policy: Policy | None = pickle.loads(rest).make()  # the same
         described = _describe(policy)
     except BaseException as problem:  # imports and factories are code of another package
         policy, described = None, Description(problem=printable(describe_error(problem), DETAIL_CHARS_MAX))
