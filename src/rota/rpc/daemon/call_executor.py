@@ -79,6 +79,7 @@ class CallExecutor:
         self._handlers = handlers
         self._group: list[PostedWrite[Any]] = []  # the next group of writes
         self._group_entries = 0  # entries that it may touch
+        self._is_held = False  # `run_writes` will run it
         self._inline_from = 0.0  # when the loop may run groups itself again
         self._slow_disk_s = SLOW_DISK_S[0]  # how long it does not after the next slow commit
         self._delivered: deque[tuple[Callable[..., None], Any]] = deque()  # calls that other threads left for the loop
@@ -245,13 +246,17 @@ class CallExecutor:
     def _add_to_group(self, write: PostedWrite[Any], entries: int = 1) -> None:
         self._group.append(write)
         self._group_entries += entries
-        if len(self._group) == 1:
+        if len(self._group) == 1 and not self._is_held:
             self._loop.call_soon(self._run_group)  # after the loop has read all requests that are there
 
+    def hold_writes(self) -> None:
+        """Do not run the next group before `run_writes`: a connection without others need not wait for them."""
+        self._is_held = True
+
     def run_writes(self) -> None:
-        """Run the next group now: a connection without others has no reason to wait for them."""
-        if self._group:
-            self._run_group()
+        """Run the next group now."""
+        self._is_held = False
+        self._run_group()
 
     def _run_group(self) -> None:
         writes, self._group = self._group, []

@@ -209,8 +209,13 @@ class LineProtocol(asyncio.Protocol):
         if self._started < TURN_MAX:
             self._started = 0
         if not self._line_parts and data.find(b"\n") == len(data) - 1:  # the usual case: one whole line
-            self._take(data)
-            if len(self._connections) == 1:
+            if len(self._connections) > 1:
+                self._take(data)
+                return
+            self._executor.hold_writes()
+            try:
+                self._take(data)
+            finally:
                 self._executor.run_writes()
             return
         lines = data.split(b"\n")
