@@ -22,6 +22,7 @@ from rota import store
 from rota.kernel import Completion, Kernel, ReadyEntry, RunReport, ScheduleSpec
 from rota.policy import names
 from rota.service import Dispatcher
+from rota.store.file_identity import WATCH_AFTER
 
 __all__ = ["Hops", "measure", "report"]
 
@@ -100,6 +101,8 @@ class _World:
         pids = [kernel.agents.create(f"agent-{n}", project_id=projects[n % len(projects)]) for n in range(AGENTS)]
         kernel.queue.enqueue_many([ScheduleSpec(pids[n % AGENTS]) for n in range(ENTRIES)])
         self.spec = ScheduleSpec(pids[0])
+        for _ in range(WATCH_AFTER):  # as in a process that has run for a while: the files are watched
+            kernel.queue.enqueue(self.spec)
         self.policy = policy
         self.dispatcher = Dispatcher(kernel, policy)
         self.held: list[ReadyEntry] = []

@@ -93,7 +93,7 @@ CASES = {
         *("drain-100x4", "drain-100x1", "drain-10x4", "eevdf-100x4", "finished-1m", "latency"),
         *("round-trips-strict", "round-trips-eevdf", "early-release"),
     ],
-    "ray": ["in-flight-64", "start-p50", "memory-1000"],
+    "ray": ["memory-1000", "in-flight-64", "start-p50"],
     "cpu": [
         "step-1k",
         "step-10k",

@@ -31,6 +31,14 @@ def deaf(file: str) -> None:
     time.sleep(3_600)
 
 
+def until_interrupted(file: str = "") -> str:
+    """With a file it takes no message, and Ray's cancel ends it; without one it ends soon."""
+    if file:
+        Path(file).write_text("here")
+    time.sleep(3_600 if file else 0.3)
+    return "not interrupted"
+
+
 def die_once(marker: str) -> str:
     """Kills its own process at the first attempt."""
     if not Path(marker).exists():

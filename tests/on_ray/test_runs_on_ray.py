@@ -75,6 +75,51 @@ def test_a_message_a_cancel_and_force_stop_a_run(world: World) -> None:
     assert [ended[job.sched_id] for job in jobs] == ["message", "KILL"]
 
 
+def test_short_runs_share_a_task_and_each_has_its_own_log_and_result(cluster: TestCluster, tmp_path: Path) -> None:
+    with Rota(tmp_path / "short.db") as rota, running(rota, cluster, linger_s=60.0):
+
+        def task_of(x: int) -> tuple[int, str]:
+            import ray  # noqa: PLC0415  # on the node
+
+            print("this is run", x)
+            return x, str(ray.get_runtime_context().get_task_id())
+
+        agent = rota.agent("short", runner="ray", node="second")(task_of)
+        jobs = [(x, agent.enqueue(x=x)) for x in range(5)]
+        found = [job.result(WAIT_S) for _, job in jobs]
+        assert [x for x, _ in found] == [0, 1, 2, 3, 4]
+        assert len({task for _, task in found}) <= 2  # as many as run at a time
+        assert [rota.api.logs.read(job.sched_id).data for _, job in jobs] == [b"this is run %d\n" % x for x, _ in jobs]
+        # a run of another shape gets the CPUs of tasks that wait, at once
+        large = rota.agent("large", runner="ray", node="second", resources={"CPU": 2})(functions.busy)
+        large.enqueue(seconds=0.0).result(WAIT_S)
+
+
+def test_the_run_after_one_that_was_cancelled_is_not_hit(cluster: TestCluster, tmp_path: Path) -> None:
+    with Rota(tmp_path / "cancelled.db") as rota, running(rota, cluster, linger_s=60.0):
+        agent = rota.agent("either", runner="ray", max_attempts=1, stop_grace_s=0.1, node="second")
+        either = agent(functions.until_interrupted)
+        for number in range(3):
+            file = tmp_path / f"begun-{number}"
+            deaf, after = either.enqueue(file=str(file)), either.enqueue()
+            wait_until(file.exists)
+            rota.api.queue.request_cancel(deaf.sched_id)
+            assert rota.api.queue.wait(deaf.sched_id, WAIT_S).exit_kind == "cancelled"
+            assert after.result(WAIT_S) == "not interrupted"
+
+
+def test_without_lingering_every_run_has_a_task(cluster: TestCluster, tmp_path: Path) -> None:
+    with Rota(tmp_path / "apart.db") as rota, running(rota, cluster, linger_s=0.0):
+
+        def own_task() -> str:
+            import ray  # noqa: PLC0415  # on the node
+
+            return str(ray.get_runtime_context().get_task_id())
+
+        agent = rota.agent("apart", runner="ray")(own_task)
+        assert len({agent.enqueue().result(WAIT_S) for _ in range(3)}) == 3
+
+
 def test_a_process_that_dies_is_a_crash_and_is_retried(world: World) -> None:
     agent = world.agent("mortal", functions.die_once)
     job = agent.enqueue(marker=str(world.path()))

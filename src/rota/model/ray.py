@@ -22,6 +22,7 @@ from rota.model.checks import ID_CHARS_MAX, Checks
 
 __all__ = [
     "IN_FLIGHT_MAX",
+    "LINGER_S",
     "PENDING_S",
     "RAY",
     "RayCluster",
@@ -37,6 +38,7 @@ RESOURCES_MAX = 16  # of one run
 AMOUNT_MAX = 2**53
 FRACTION = 10_000  # Ray counts resources in units of 1/10,000
 PENDING_S = 30.0  # how long a task may wait inside the cluster before it is withdrawn
+LINGER_S = 0.25  # how long a task whose run has ended waits for the next one
 IN_FLIGHT_MAX = 1_000  # runs of one supervisor that are on a cluster at a time
 CLIENT_ADDRESS = "ray://"
 _PREFIX = f"{RAY}:"
@@ -138,11 +140,13 @@ class RayCluster(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None = None  # of its head; None: RAY_ADDRESS, else a cluster of this machine, else a new one
     pending_s: float = PENDING_S  # how long a task may wait for other programs on the cluster
     in_flight: int = IN_FLIGHT_MAX  # runs at a time
+    linger_s: float = LINGER_S  # how long a task waits for the next run, and keeps its resources; 0: it does not
     tell_demand: bool = False  # whether the autoscaler is told what waits here
 
     def __post_init__(self) -> None:
         _checks.duration("pending_s", self.pending_s)
         _checks.whole("in_flight", self.in_flight, 1)
+        _checks.duration("linger_s", self.linger_s)
         problem = None if self.address is None else address_problem(self.address)
         if problem is not None:
             raise _checks.refuse("address", problem)

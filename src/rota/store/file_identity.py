@@ -80,7 +80,7 @@ else:
 __all__ = ["StoreFiles", "check_generation", "check_path", "check_users", "is_first_user", "new_generation", "unused"]
 
 CHECK_S = 0.5  # how late a change is noticed that no event reports
-WATCH_AFTER = 32  # checks before the files are watched: a short command does not need it, and a watch is slow to close
+WATCH_AFTER = 12  # checks before the files are watched: a short command does not need it, and a watch is slow to close
 LEAVING_S = 2.0  # how long a process that ends may hold its last lock
 LEAVING_PAUSE_S = 0.01  # between two looks at it
 RESCUE_MS = 1_000  # how long copying a deleted log waits for readers

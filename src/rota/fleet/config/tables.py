@@ -51,7 +51,7 @@ from rota.model.checks import AMOUNT_MAX
 from rota.model.cpu import CpuSettings
 from rota.model.policy_setting import PolicySetting, ShareBy
 from rota.model.prices import PRICES_MAX, ModelPrice
-from rota.model.ray import IN_FLIGHT_MAX, PENDING_S, RayCluster, address_problem
+from rota.model.ray import IN_FLIGHT_MAX, LINGER_S, PENDING_S, RayCluster, address_problem
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import PolicyIsolation
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
@@ -271,6 +271,13 @@ class RayTable(_Table, frozen=True, kw_only=True):
     in_flight: Annotated[
         int, Meta(description="Maximum number of runs on the cluster at a time.", ge=1, le=SLOTS_MAX)
     ] = IN_FLIGHT_MAX
+    linger_s: Annotated[
+        Seconds,
+        Meta(
+            description="How long a task of a short run waits for the next run of its agent, and keeps its resources "
+            "meanwhile: that is much cheaper for Ray than another task. 0: it ends with its run."
+        ),
+    ] = default_seconds(LINGER_S)
     tell_demand: Annotated[
         bool,
         Meta(description="Whether the cluster's autoscaler is told what waits here, so that the cluster can grow."),
@@ -288,6 +295,7 @@ class RayTable(_Table, frozen=True, kw_only=True):
             address=self.address,
             pending_s=float(self.pending_s),
             in_flight=self.in_flight,
+            linger_s=float(self.linger_s),
             tell_demand=self.tell_demand,
         )
 

@@ -9,6 +9,8 @@ It is a thin translator. It reads commands from the supervisor on one socket, an
     parcels  for the mailbox                 message  of a run, from the mailbox
     demand   for the autoscaler              ended    how a task ended
 
+A run is submitted as a task, or handed on to a task that waits for one (submitted_tasks.py).
+
 Commands and events are lists in msgpack, several to a frame. A process that loses its cluster is ended by Ray, or
 reports nothing any more: both look the same to the supervisor, which starts another one.
 """
@@ -21,7 +23,7 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -32,23 +34,27 @@ from uuid import uuid4
 
 import msgspec
 
-from rota.fleet.on_ray.mailbox import MAILBOX_NAMESPACE, Mailbox
+from rota.clock import SystemClock
+from rota.fleet.on_ray.mailbox import ANSWER, MAILBOX_NAMESPACE, Mailbox
+from rota.fleet.on_ray.submitted_tasks import SubmittedTasks, Task
 
 __all__ = ["main"]
 
 VIEW_S = 1.0  # how often the nodes are reported
+OVERDUE_S = 0.1  # how often it looks for tasks that have waited for long enough
 CONNECT_S = 5.0  # for the first connection to the head
 ERROR_CHARS_MAX = 2_000
 INLINE_BYTES_MAX = 16 * 1024  # a function of this size is sent with each run; a larger one is stored once
 LOOPBACK = ("127.", "localhost")
 _encode = msgspec.msgpack.Encoder().encode
+_clock = SystemClock()
 
 
 def main(fd: int) -> None:
     """Serve the supervisor at the other end of this socket until it closes it."""
     connection = Connection(fd)
     settings = msgspec.msgpack.decode(connection.recv_bytes())
-    driver = _Driver(connection)
+    driver = _Driver(connection, settings["linger_s"])
     threading.Thread(target=driver.send_events, daemon=True).start()
     try:
         driver.connect(settings.get("address"))
@@ -56,6 +62,7 @@ def main(fd: int) -> None:
         connection.send_bytes(_encode([["failed", _told(problem, settings.get("address"))]]))
         os._exit(1)
     threading.Thread(target=driver.report_nodes, daemon=True).start()
+    threading.Thread(target=driver.end_overdue, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             driver.handle(msgspec.msgpack.decode(connection.recv_bytes()))
@@ -66,10 +73,11 @@ def main(fd: int) -> None:
 class _Driver:
     """The connection to a cluster, and the tasks on it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, linger_s: float) -> None:
         self._connection = connection
         self._events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self._tasks: dict[str, Any] = {}  # references by run
+        self._tasks = SubmittedTasks(linger_s)
+        self._handed: list[tuple[int, bytes]] = []  # runs to be handed on after the current commands
         self._functions: dict[int, Any] = {}  # pickled functions, or references to large ones
         self._places: dict[tuple[str, ...], bytes] = {}
         self._forms: dict[bytes, Any] = {}  # the remote function with options, by these options
@@ -120,11 +128,15 @@ class _Driver:
         pause = threading.Event()
         while True:
             available = self._ray._private.state.available_resources_per_node()
-            nodes = [
-                [each["NodeID"], each["NodeName"], each["NodeManagerAddress"], each["Resources"], free]
-                for each in self._ray.nodes()
-                if each["Alive"] and (free := available.get(each["NodeID"])) is not None
-            ]
+            waiting = self._tasks.waiting_resources()
+            nodes = []
+            for each in self._ray.nodes():
+                free = available.get(each["NodeID"])
+                if each["Alive"] and free is not None:
+                    more = waiting.get(each["NodeID"], {})
+                    free = {name: free.get(name, 0.0) + more.get(name, 0.0) for name in each["Resources"]}
+                    about = (each[name] for name in ("NodeID", "NodeName", "NodeManagerAddress", "Resources"))
+                    nodes.append([*about, free])
             self._events.put(["view", nodes])
             pause.wait(VIEW_S)
 
@@ -158,17 +170,41 @@ class _Driver:
             self._events.put(["lost", f"the mailbox on the cluster is gone: {_line(problem)}"])
             return
         for run, number, operation, body in future.result():
-            self._events.put(["message", run, number, operation, body])
+            if operation == ANSWER:
+                self._answered(run, msgspec.msgpack.decode(body))
+            else:
+                self._events.put(["message", run, number, operation, body])
         self._take()
 
-    def _ended(self, run: str, future: Future[Any]) -> None:
-        if self._tasks.pop(run, None) is None:
-            return
+    # --- tasks -----------------------------------------------------------------------------------
+
+    def _answered(self, run: str, answer: list[Any]) -> None:
+        is_known, over = self._tasks.answered(run, answer[1], _clock.monotonic())
+        if over is not None:
+            self._end_tasks([over])
+        if is_known:
+            self._events.put(["ended", run, *answer])
+
+    def _ended(self, task: Task, future: Future[Any]) -> None:
+        run = self._tasks.ended(task)
         problem = future.exception()
+        if run is None:
+            return  # it was told to end
         if problem is None:
             self._events.put(["ended", run, *msgspec.msgpack.decode(future.result())])
         else:
             self._events.put(["broke", run, *_classified(problem)])
+
+    def end_overdue(self) -> None:
+        """End the tasks that have waited for long enough, whenever there are some."""
+        pause = threading.Event()
+        while True:
+            pause.wait(OVERDUE_S)
+            self._end_tasks(self._tasks.overdue(_clock.monotonic()))
+
+    def _end_tasks(self, tasks: Sequence[Task]) -> None:
+        if tasks:
+            self._mailbox.hand_on.remote([(task.number, b"") for task in tasks])
 
     # --- commands --------------------------------------------------------------------------------
 
@@ -176,19 +212,29 @@ class _Driver:
         """Do what the supervisor asks."""
         for name, *arguments in commands:
             self._handlers[name](*arguments)
+        if self._handed:
+            self._mailbox.hand_on.remote(self._handed)
+            self._handed = []
 
     def _function(self, number: int, pickled: bytes) -> None:
         self._functions[number] = pickled if len(pickled) <= INLINE_BYTES_MAX else self._ray.put(pickled)
 
     def _run(self, run: str, spec: bytes, function: int | None, folders: list[str], options: dict[str, Any]) -> None:
+        pickled = b"" if function is None else self._functions[function]
+        form = _encode((options, folders, function))
+        task, over = self._tasks.place(run, form, options["node"][0], _needs(options))
+        self._end_tasks(over)
+        if task.reference is not None:
+            self._handed.append((task.number, spec))
+            return
         try:
-            pickled = b"" if function is None else self._functions[function]
-            task = self._form(options).remote(spec, pickled, self._place_bytes(tuple(folders)))
+            place = self._place_bytes(tuple(folders))
+            task.reference = self._form(options).remote(self._tasks.are_kept and task.number, spec, pickled, place)
         except Exception as problem:  # an invalid runtime_env, for example
+            self._tasks.ended(task)
             self._events.put(["broke", run, "failed", "spawn_failed", _line(problem)])
             return
-        self._tasks[run] = task
-        task.future().add_done_callback(partial(self._ended, run))
+        task.reference.future().add_done_callback(partial(self._ended, task))
 
     def _place_bytes(self, folders: tuple[str, ...]) -> bytes:
         """Return what every run of this driver is told. As bytes, arguments cost Ray nothing but a copy."""
@@ -207,16 +253,22 @@ class _Driver:
         return self._forms[key]
 
     def _cancel(self, run: str, force: bool) -> None:
-        task = self._tasks.get(run)
+        task = self._tasks.cancel(run)
         if task is not None:
             with suppress(Exception):  # it has ended
-                self._ray.cancel(task, force=force)
+                self._ray.cancel(task.reference, force=force)
 
     def _deliver(self, parcels: list[list[Any]]) -> None:
         self._mailbox.deliver.remote(parcels)
 
     def _demand(self, bundles: list[dict[str, float]]) -> None:
         import_module("ray.autoscaler.sdk").request_resources(bundles=bundles)
+
+
+def _needs(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources that Ray's options of a task name."""
+    named = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options.get("memory", 0)}
+    return {name: amount for name, amount in {**named, **options.get("resources", {})}.items() if amount}
 
 
 def _probe(address: str | None) -> None:

@@ -40,7 +40,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class DriverLink:
     """One driver process."""
 
-    def __init__(self, resources: RunnerResources, address: str | None) -> None:
+    def __init__(self, resources: RunnerResources, address: str | None, *, linger_s: float = 0.0) -> None:
         self._clock: Clock = resources.clock
         self._is_connected = False  # to the cluster: the driver has reported something
         self._commands: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ class DriverLink:
                 command, stdout=null.fileno(), stderr=null.fileno(), more_fds={DRIVER_FD: theirs.fileno()}
             )
         self._connection = Connection(ours.detach())
-        self._connection.send_bytes(_encode({"address": address}))
+        self._connection.send_bytes(_encode({"address": address, "linger_s": linger_s}))
         self._writer = threading.Thread(target=self._write, name="rota-ray-commands", daemon=True)
         self._writer.start()
 

@@ -2,7 +2,9 @@
 
 A run calls `post` (a message without an answer), `ask` (it waits for the reply) and `stop` (it waits until it is asked
 to stop). The driver has one `take` waiting at any time, and sends replies and stop requests with `deliver`. Messages of
-one run arrive in the order in which it sent them. Everything is bytes here: what they mean is the two ends' business.
+one run arrive in the order in which it sent them. A task whose run has ended calls `exchange` with its answer, and
+waits for the next run, which the driver sends with `hand_on`. Everything is bytes here: what they mean is the business
+of the two ends.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-__all__ = ["MAILBOX_NAMESPACE", "TAKE_MAX", "Mailbox"]
+__all__ = ["ANSWER", "MAILBOX_NAMESPACE", "TAKE_MAX", "Mailbox"]
 
 MAILBOX_NAMESPACE = "rota"  # of Ray: a run finds the mailbox by its name, and only if it has a message
+ANSWER = "answer"  # the operation of a message that ends a run
 TAKE_MAX = 500  # messages in one answer
 Message = tuple[str, int, str, bytes]  # run, number of the request (0: no reply), operation, body
 
@@ -25,6 +28,7 @@ class Mailbox:
         self._arrived = asyncio.Event()
         self._replies: dict[tuple[str, int], asyncio.Future[bytes]] = {}
         self._stops: dict[str, asyncio.Future[str]] = {}
+        self._next_runs: dict[int, asyncio.Future[bytes]] = {}  # by task
 
     async def post(self, run: str, operation: str, body: bytes) -> None:
         """Take a message of a run."""
@@ -45,6 +49,21 @@ class Mailbox:
     async def stop(self, run: str) -> str:
         """Wait until a run is asked to stop; return why. The empty text: it has ended."""
         return await self._stop_of(run)
+
+    async def exchange(self, task: int, run: str, answer: bytes) -> bytes:
+        """Take the answer of a run that has ended; return the next assignment of its task; empty: it ends."""
+        self._next_runs[task] = asyncio.get_running_loop().create_future()
+        self._messages.append((run, 0, ANSWER, answer))
+        self._arrived.set()
+        try:
+            return await self._next_runs[task]
+        finally:
+            del self._next_runs[task]
+
+    async def hand_on(self, given: list[tuple[int, bytes]]) -> None:
+        """Give waiting tasks their next assignments."""
+        for task, assignment in given:
+            _resolve(self._next_runs.get(task), assignment)
 
     async def take(self) -> list[Message]:
         """Wait for messages and return them, at most `TAKE_MAX`."""

@@ -323,7 +323,8 @@ class RayRuns:
         """Connect, and handle what the driver reports until the connection ends."""
         told = LOST
         try:
-            link = DriverLink(self._resources, self._cluster.address or _address_of_environment())
+            address = self._cluster.address or _address_of_environment()
+            link = DriverLink(self._resources, address, linger_s=self._cluster.linger_s)
             with self._lock:
                 self._link = link
                 is_closed = self._is_closed

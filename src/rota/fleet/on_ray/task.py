@@ -11,6 +11,9 @@ what was printed, and waits for a stop request.
     first look at a run    post "started"; from now on wait for a stop request between the looks
     each look              post what was printed
 
+A task whose run was short goes on with the next run of the same agent, if the supervisor has one soon: for Ray, that is
+a message instead of a task, and costs a tenth.
+
 Every request of a run (charge, checkpoint, …) goes through the mailbox and waits for its reply, so that it is recorded
 when the call returns, as on the supervisor's machine.
 """
@@ -46,6 +49,7 @@ from rota.model.work import Limits, ReadyEntry
 
 __all__ = ["NodeChannel", "run_task"]
 
+SHORT_S = 1.0  # after a run that took longer than this, a new task costs little beside it
 LOOK_S = 0.25  # how often the companion looks at the run
 COMPANION_IDLE_S = 10.0  # without a run for so long, the companion ends
 LOG_BYTES = 64 * 1024  # of output that is sent at once
@@ -57,14 +61,31 @@ _clock = SystemClock()
 _PAUSE = threading.Event()  # never set: to wait for some time
 
 
-def run_task(spec: bytes, function: bytes, place: bytes) -> bytes:
-    """Execute an assignment; return its outcome as JSON, the node's id, the number of messages and the last output.
+def run_task(number: int, spec: bytes, function: bytes, place: bytes) -> bytes:
+    """Execute an assignment, and those that are handed on after it; return the answer that was not sent yet.
 
+    `number` is that of the task; 0: nothing is handed on.
     `place` has the name of the mailbox, and the folders from which the supervisor imports; where the node has them, it
     imports from there, too. All arguments and the result are bytes, which Ray passes on without pickling.
     """
-    started_at = _clock.monotonic()
     mailbox = _prepared(place)
+    while True:
+        started_at = _clock.monotonic()
+        run, answer = _run(spec, function, mailbox)
+        if not number or _clock.monotonic() - started_at > SHORT_S:
+            return answer
+        # not `ray.get`, which tells the node that this process waits, and again that it does not
+        spec = _mailbox_named(mailbox).exchange.remote(number, run, answer).future().result()
+        if not spec:
+            return b""
+
+
+def _run(spec: bytes, function: bytes, mailbox: str) -> tuple[str, bytes]:
+    """Execute an assignment; return which run it was, and its answer.
+
+    An answer has the outcome as JSON, the node's id, the number of messages and the last output.
+    """
+    started_at = _clock.monotonic()
     assignment = decode_json(spec, Assignment)
     is_program = assignment.settings.executes != "callable"
     channel = NodeChannel(f"{assignment.entry.sched_id}:{assignment.entry.token}", mailbox, node_id())
@@ -77,7 +98,8 @@ def run_task(spec: bytes, function: bytes, place: bytes) -> bytes:
         _companion.leave(channel)
     wall_ms = round((_clock.monotonic() - started_at) * 1000)
     outcome = msgspec.structs.replace(outcome, usage={**outcome.usage, "wall_ms": wall_ms})
-    return msgspec.msgpack.encode((msgspec.json.encode(outcome), channel.node, channel.sent, channel.rest()))
+    answer = (msgspec.json.encode(outcome), channel.node, channel.sent, channel.rest())
+    return channel.run, msgspec.msgpack.encode(answer)
 
 
 @cache
@@ -191,7 +213,7 @@ class NodeChannel:
         self.sent = 0  # messages so far
         self.tells_start = True  # the supervisor was not told yet; a program's runner tells it itself
         self.advisories: Sequence[str] = ()
-        self._run = run
+        self.run = run
         self._mailbox_name = mailbox
         self._lock = threading.Lock()  # guards all below, and the order of messages
         self._unsent = bytearray()  # output
@@ -218,7 +240,7 @@ class NodeChannel:
             _PAUSE.wait(LOOK_S)
             return
         if self._stop_request is None:
-            self._stop_request = self._mailbox.stop.remote(self._run)
+            self._stop_request = self._mailbox.stop.remote(self.run)
         ready, _ = ray.wait([self._stop_request], timeout=LOOK_S)
         if ready:
             self._stop(str(ray.get(self._stop_request)) or ENDED)
@@ -339,7 +361,7 @@ class NodeChannel:
         self._flush()  # what was printed before comes first
         body = msgspec.json.encode((args, options))
         with self._lock:
-            reply = self._mailbox.ask.remote(self._run, next(self._numbers), method, body)
+            reply = self._mailbox.ask.remote(self.run, next(self._numbers), method, body)
             self.sent += 1
         succeeded, value = pickle.loads(ray.get(reply))  # noqa: S301  # from the supervisor that owns this run
         if not succeeded:
@@ -353,13 +375,13 @@ class NodeChannel:
     def _flush(self) -> None:
         with self._lock:
             if self._unsent:
-                self._mailbox.post.remote(self._run, "log", bytes(self._unsent))
+                self._mailbox.post.remote(self.run, "log", bytes(self._unsent))
                 self._unsent.clear()
                 self.sent += 1
 
     def _post(self, operation: str, body: bytes) -> None:
         with self._lock:
-            self._mailbox.post.remote(self._run, operation, body)
+            self._mailbox.post.remote(self.run, operation, body)
             self.sent += 1
 
 
