@@ -156,6 +156,8 @@ class Enqueuing(Entries):
         agents = cache.cached_agents(tx)
         keys: _Keys | None = None  # entries that have keys of the batch
         if keyed := [new.spec for new in batch if new.spec.key is not None]:
+            if len(batch) == 1:
+                return self._enqueue_keyed(tx, batch[0], now) or self._enqueue_each(tx, batch, indexed=indexed)
             if any(spec.pid not in agents for spec in keyed):
                 agents = cache.agents(tx, {each.spec.pid for each in batch})
             keys = _known_keys(tx, keyed, agents)
@@ -190,6 +192,25 @@ class Enqueuing(Entries):
         _record(tx, batch, EntriesEnqueued(first_id=first_id, count=len(rows), held=holds), now)
         cache.touch_all(owners)
         return ids
+
+    def _enqueue_keyed(self, tx: Transaction, new: _NewEntry, now: float) -> list[int]:
+        """Write one entry with a key, in one statement; empty if its key is known, or if it needs more than that."""
+        cache, spec = self._env.cache, new.spec
+        agents = cache.cached_agents(tx)
+        agent = (agents if spec.pid in agents else cache.agents(tx, {spec.pid})).get(spec.pid)
+        if agent is None or agent.is_dead or new.refers or spec.draws_on:
+            return []
+        hold = "time" if spec.runnable_at > now else None
+        row = _row(new, agent.project_id, now, hold)
+        sched_id = tx.insert_unless(sql.ENQUEUE, row, (sql.BY_KEY, (spec.key, agent.project_id)))
+        if sched_id is None:
+            return []
+        if hold is not None or spec.deadline is not None:
+            cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
+        held = {hold: [sched_id]} if hold else {}
+        _record(tx, (new,), EntriesEnqueued(first_id=sched_id, count=1, held=held), now)
+        cache.touch(spec.pid, agent.project_id)
+        return [sched_id]
 
     def _enqueue_each(
         self, tx: Transaction, batch: Sequence[_NewEntry], *, indexed: bool, keys: _Keys | None = None

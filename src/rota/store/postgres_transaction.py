@@ -160,6 +160,12 @@ class PostgresTransaction:
         """Queue a statement that inserts one row, and return the id that the row gets."""
         return self.insert_many(statement, (parameters,))
 
+    def insert_unless(
+        self, statement: Statement, parameters: Sequence[Any], known: tuple[Statement, Row]
+    ) -> int | None:
+        """Queue a statement that inserts one row, and return its id; None if `known` finds its unique key."""
+        return None if self.run(*known) else self.insert(statement, parameters)
+
     def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
         """Insert one row for each row of parameters and return the first id; the other ids follow it."""
         turn = self._turn

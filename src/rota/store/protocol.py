@@ -79,6 +79,12 @@ class Transaction(Protocol):
         """Run a statement that inserts one row and return the row's id."""
         ...
 
+    def insert_unless(
+        self, statement: Statement, parameters: Sequence[Any], known: tuple[Statement, Row]
+    ) -> int | None:
+        """Insert one row and return its id; None if there is a row with its unique key, which `known` would find."""
+        ...
+
     def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
         """Insert one row for each row of parameters and return the first id; the other ids follow it."""
         ...

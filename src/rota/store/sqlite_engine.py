@@ -67,6 +67,11 @@ def _for_one(statement: Statement) -> Statement:
     return statement._replace(sql=statement.sql.replace(IDS, "(?)"))
 
 
+@cache
+def _unless_known(statement: Statement) -> Statement:
+    return statement._replace(sql=f"{statement.sql} ON CONFLICT DO NOTHING")
+
+
 class SqliteTransaction:
     """An open transaction, as one request sees it."""
 
@@ -111,6 +116,16 @@ class SqliteTransaction:
         except _TRANSLATED as problem:
             raise _translated(problem) from problem
         return self._cursor.connection.last_insert_rowid()
+
+    def insert_unless(
+        self,
+        statement: Statement,
+        parameters: Sequence[Any],
+        known: tuple[Statement, Row],  # noqa: ARG002  # the index finds it
+    ) -> int | None:
+        """Insert one row and return its id; None if there is a row with its unique key. That is one statement."""
+        row_id = self.insert(_unless_known(statement), parameters)
+        return row_id if self._cursor.connection.changes() else None
 
     def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
         """Insert one row for each row of parameters and return the first id; the other ids follow it."""
