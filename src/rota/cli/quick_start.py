@@ -1,7 +1,7 @@
 """Imported before all else by the command line: while modules are loaded, Python need not search for cycles of objects.
 
 At its usual setting it does so after 700 new objects, a hundred times while a short command starts, and again when the
-process ends; it finds nothing. Commands that may run for long search now and then (`usual_search`), from the start or
+process ends; it finds nothing. Commands that may run for long go back to the usual setting (`usual_search`), at once or
 when they have loaded what they need (`end_of_start`). A program that imports the command line, as tests do, is left as
 it is.
 """
@@ -16,13 +16,12 @@ import sys
 __all__ = ["end_of_start", "usual_search"]
 
 OBJECTS = 500_000  # new ones between two searches: more than a short command makes
-OBJECTS_LONG = 7_000  # the same for a command that may run for long: it makes few cycles
 _USUAL = gc.get_threshold()
 
 
 def usual_search() -> None:
-    """Search for cycles now and then."""
-    gc.set_threshold(OBJECTS_LONG, *_USUAL[1:])
+    """Search for cycles as often as usual."""
+    gc.set_threshold(*_USUAL)
 
 
 def end_of_start() -> None:
