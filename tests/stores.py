@@ -23,9 +23,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import apsw
 import psycopg
 import pytest
 
@@ -33,6 +35,7 @@ from rota import store
 from rota.clock import Clock
 from rota.errors import StoreMissing
 from rota.store import JoinedStore, Row, Statement, Store, Transaction
+from rota.store.postgres_engine import turn_key
 from rota.store.sqlite import SqliteStore
 from tests.postgres_server import shared_dsn
 
@@ -44,6 +47,7 @@ __all__ = [
     "drop_schemas",
     "everything",
     "fingerprint",
+    "hold_writers",
     "open_kind",
     "pytest_generate_tests",
     "store_kind",
@@ -120,6 +124,22 @@ def store_kind(
             yield kind
     if os.getpid() in _of_process:  # also if the test opened a store on PostgreSQL itself
         _of_process[os.getpid()].end_test()
+
+
+@contextmanager
+def hold_writers(path: str) -> Iterator[None]:
+    """Let nobody write to the store at a path during the block, as if another process were writing."""
+    address = address_of(path)
+    if address == path:
+        with closing(apsw.Connection(path)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
+        return
+    schema = address.rpartition("schema=")[2]
+    with psycopg.connect(address.rpartition("schema=")[0].rstrip("?&")) as holder:
+        holder.execute("SELECT pg_advisory_xact_lock(%s::bigint)", (turn_key(schema),))
+        yield
 
 
 # --- PostgreSQL ----------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import sys
 import threading
 from pathlib import Path
 
-import apsw
 import msgspec
 import pytest
 
@@ -26,6 +25,7 @@ from rota.rpc.daemon.systemd import SystemdNotifier
 from rota.rpc.methods import PROTOCOL
 from tests.daemon.harness import PATIENCE_S, Process, Raw, Served, serving
 from tests.daemon.http_client import fetch
+from tests.stores import hold_writers
 
 
 def test_only_the_owner_can_access_the_socket(served: Served) -> None:
@@ -259,17 +259,14 @@ def test_a_slow_disk_does_not_block_the_loop(tmp_path: Path) -> None:
         pid = client.create_agent("agent", "callable")
         executor = served.daemon.executor
         executor._inline_from = float("inf")  # as after a slow commit
-        blocker = apsw.Connection(path)
-        blocker.execute("BEGIN IMMEDIATE")
         ids: list[int] = []
         writer = threading.Thread(target=lambda: ids.append(client.enqueue(ScheduleSpec(pid))))
-        writer.start()
-        served._until(lambda: len(executor.pending_calls) == 1)
-        assert fetch(served.url, "/livez").status == 200
-        with served.client() as reader:
-            assert reader.queue.counts() == {}, "reads do not wait for writers"
-        assert ids == []
-        blocker.execute("ROLLBACK")
-        blocker.close()
+        with hold_writers(path):
+            writer.start()
+            served._until(lambda: len(executor.pending_calls) == 1)
+            assert fetch(served.url, "/livez").status == 200
+            with served.client() as reader:
+                assert reader.queue.counts() == {}, "reads do not wait for writers"
+            assert ids == []
         writer.join(PATIENCE_S)
         assert ids == [1]

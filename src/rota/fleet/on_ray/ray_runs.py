@@ -460,9 +460,10 @@ class RayRuns:
         """Make the call that a run requested, and send the reply."""
         try:
             args, options = msgspec.json.decode(body)
-            reply = pickle.dumps((True, answer_request(run.live, (method, args, options))))
+            answer = answer_request(run.live, (method, args, options))
+            reply = pickle.dumps((True, answer, run.live.stop_reason))
         except Exception as problem:  # raised in the function that sent the request
-            reply = _pickled_error(problem)
+            reply = _pickled_error(problem, run.live.stop_reason)
         with self._lock:
             if self._link is not None:
                 self._link.send("parcels", [[run.key, number, reply]])
@@ -594,11 +595,11 @@ class _RayStopHandle:
         return self._runs.stop(self._run, "killed")
 
 
-def _pickled_error(problem: Exception) -> bytes:
+def _pickled_error(problem: Exception, stop_reason: str | None = None) -> bytes:
     try:
-        return pickle.dumps((False, problem))
+        return pickle.dumps((False, problem, stop_reason))
     except Exception:  # the reduce method of an exception may raise anything
-        return pickle.dumps((False, RotaError(f"{type(problem).__name__}: {problem}")))
+        return pickle.dumps((False, RotaError(f"{type(problem).__name__}: {problem}"), stop_reason))
 
 
 def _import_folders() -> list[str]:

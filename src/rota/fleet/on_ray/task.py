@@ -363,7 +363,9 @@ class NodeChannel:
         with self._lock:
             reply = self._mailbox.ask.remote(self.run, next(self._numbers), method, body)
             self.sent += 1
-        succeeded, value = pickle.loads(ray.get(reply))  # noqa: S301  # from the supervisor that owns this run
+        succeeded, value, stop_reason = pickle.loads(ray.get(reply))  # noqa: S301  # from the supervisor of this run
+        if stop_reason is not None and self._reason is None:  # a charge over the budget, say: it stops right here
+            self._stop(stop_reason)
         if not succeeded:
             raise value
         return value
