@@ -15,18 +15,18 @@ outside its transactions (isolated_pass.py).
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from rota.clock import Clock, SystemClock
 from rota.decoding import msgpack_decoder
 from rota.errors import PolicyFailed, PolicyInvalid, RotaError
-from rota.lazy import late
 from rota.model.reasons import PickReason
 from rota.model.snapshot import Decision, Decisions, Key, Snapshot
 from rota.policy import registry
@@ -42,11 +42,6 @@ from rota.service.policy_worker import (
     write_message,
 )
 from rota.store.forks import in_child
-
-if TYPE_CHECKING:
-    import pickle
-else:
-    pickle = late("pickle")
 
 __all__ = [
     "ANSWER_TIMEOUT_S",

@@ -13,6 +13,7 @@ process that asks ends it when it is late.
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 import sys
 from types import MappingProxyType
@@ -29,10 +30,9 @@ from rota.policy.contract import Policy, as_policy
 from rota.policy.foreign import copy_decisions, describe_error, printable, raised
 
 if TYPE_CHECKING:
-    import pickle
     import socket
 else:
-    pickle, socket = late("pickle"), late("socket")
+    socket = late("socket")
 
 __all__ = [
     "ANSWER_BYTES_MAX",
@@ -131,9 +131,9 @@ def main(_arguments: list[str]) -> None:
 def _load(connection: socket.socket) -> Policy | None:
     source = read_message(connection, sys.maxsize)
     try:
-        path, rest = pickle.loads(source)  # from the process that started this one
+        path, rest = pickle.loads(source)  # noqa: S301  # from the process that started this one
         sys.path[:] = path
-        policy: Policy | None = pickle.loads(rest).make()  # the same
+        policy: Policy | None = pickle.loads(rest).make()  # noqa: S301  # the same
         described = _describe(policy)
     except BaseException as problem:  # imports and factories are code of another package
         policy, described = None, Description(problem=printable(describe_error(problem), DETAIL_CHARS_MAX))

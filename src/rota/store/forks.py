@@ -26,19 +26,24 @@ child cannot use SQLite, and every call says so. A program that is started with 
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakMethod, WeakSet
 
 import apsw
 
 from rota.clock import SystemClock
 from rota.errors import StoreUnavailable
+from rota.lazy import late
+
+if TYPE_CHECKING:
+    import ctypes
+else:
+    ctypes = late("ctypes")
 
 __all__ = [
     "FORK_WAIT_S",
@@ -201,7 +206,6 @@ def abandon(connection: apsw.Connection, *, usable: bool) -> None:
         connection.close()
     else:
         # one reference too many: otherwise the end of the interpreter closes it, and so does the end of the module
-        ctypes = importlib.import_module("ctypes")  # slow, and seldom needed
         for kept in (connection, apsw):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 

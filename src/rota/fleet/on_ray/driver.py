@@ -62,7 +62,8 @@ def main(fd: int) -> None:
         connection.send_bytes(_encode([["failed", _told(problem, settings.get("address"))]]))
         os._exit(1)
     threading.Thread(target=driver.report_nodes, daemon=True).start()
-    threading.Thread(target=driver.end_overdue, daemon=True).start()
+    if settings["linger_s"]:
+        threading.Thread(target=driver.end_overdue, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             driver.handle(msgspec.msgpack.decode(connection.recv_bytes()))
@@ -229,7 +230,8 @@ class _Driver:
             return
         try:
             place = self._place_bytes(tuple(folders))
-            task.reference = self._form(options).remote(self._tasks.are_kept and task.number, spec, pickled, place)
+            number = task.number if self._tasks.are_kept else 0
+            task.reference = self._form(options).remote(number, spec, pickled, place)
         except Exception as problem:  # an invalid runtime_env, for example
             self._tasks.ended(task)
             self._events.put(["broke", run, "failed", "spawn_failed", _line(problem)])

@@ -70,9 +70,8 @@ def run_task(number: int, spec: bytes, function: bytes, place: bytes) -> bytes:
     """
     mailbox = _prepared(place)
     while True:
-        started_at = _clock.monotonic()
-        run, answer = _run(spec, function, mailbox)
-        if not number or _clock.monotonic() - started_at > SHORT_S:
+        run, answer, took_s = _run(spec, function, mailbox)
+        if not number or took_s > SHORT_S:
             return answer
         # not `ray.get`, which tells the node that this process waits, and again that it does not
         spec = _mailbox_named(mailbox).exchange.remote(number, run, answer).future().result()
@@ -80,8 +79,8 @@ def run_task(number: int, spec: bytes, function: bytes, place: bytes) -> bytes:
             return b""
 
 
-def _run(spec: bytes, function: bytes, mailbox: str) -> tuple[str, bytes]:
-    """Execute an assignment; return which run it was, and its answer.
+def _run(spec: bytes, function: bytes, mailbox: str) -> tuple[str, bytes, float]:
+    """Execute an assignment; return which run it was, its answer, and the seconds that it took.
 
     An answer has the outcome as JSON, the node's id, the number of messages and the last output.
     """
@@ -96,10 +95,10 @@ def _run(spec: bytes, function: bytes, mailbox: str) -> tuple[str, bytes]:
         outcome = execute(assignment, function or None, channel)
     finally:
         _companion.leave(channel)
-    wall_ms = round((_clock.monotonic() - started_at) * 1000)
-    outcome = msgspec.structs.replace(outcome, usage={**outcome.usage, "wall_ms": wall_ms})
+    took_s = _clock.monotonic() - started_at
+    outcome = msgspec.structs.replace(outcome, usage={**outcome.usage, "wall_ms": round(took_s * 1000)})
     answer = (msgspec.json.encode(outcome), channel.node, channel.sent, channel.rest())
-    return channel.run, msgspec.msgpack.encode(answer)
+    return channel.run, msgspec.msgpack.encode(answer), took_s
 
 
 @cache
