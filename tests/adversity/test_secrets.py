@@ -24,7 +24,8 @@ from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.worker_lock import hold_worker_id
 from rota.host.command import Command, filter_environment, without_credentials
 from rota.kernel import Kernel
-from rota.model.agent_settings import HIDDEN, SETTINGS_KEY, AgentSettings
+from rota.model.agent_metadata import HIDDEN, SETTINGS_KEY
+from rota.model.agent_settings import AgentSettings
 from rota.rpc import connect
 from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory, find_daemon
 from rota.service.log_files import LoggedRun, read_log

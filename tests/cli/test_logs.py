@@ -14,7 +14,7 @@ import pytest
 
 from rota import Rota, store
 from rota.kernel import Kernel
-from rota.model.agent_settings import SETTINGS_KEY
+from rota.model.agent_metadata import SETTINGS_KEY
 from rota.model.work import Backoff, Limits, ReadyEntry, ScheduleSpec
 from rota.service import Dispatcher
 from tests.cli.shell import Shell

@@ -22,7 +22,7 @@ from rota.cli.panels import Look, Scene, scene_view
 from rota.cli.terminal_text import harmless, say
 from rota.cli.view import log_line
 from rota.kernel import Kernel
-from rota.model.agent_settings import HIDDEN
+from rota.model.agent_metadata import HIDDEN
 from rota.model.work import ScheduleSpec
 from rota.observe import EventText, ProjectReport
 from rota.service import Dispatcher

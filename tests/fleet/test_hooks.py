@@ -26,7 +26,7 @@ from rota.fleet.idle import IdleRule
 from rota.fleet.triggers import Triggers
 from rota.kernel import Completion, Kernel, ScheduleSpec
 from rota.kernel.journal import append
-from rota.model.agent_settings import hide_env
+from rota.model.agent_metadata import hide_env
 from rota.model.events import BudgetAlert, HookDropped, WorkerLost
 from rota.rpc import connect
 from rota.service.dispatcher import Dispatcher

@@ -11,7 +11,8 @@ import pytest
 from rota.errors import StoreCorrupt
 from rota.kernel import KernelState, ReadyEntry
 from rota.kernel.inbox import INBOX, TAKE_MAX, UNDONE_MAX
-from rota.model.agent_settings import SETTINGS_KEY, AgentSettings
+from rota.model.agent_metadata import SETTINGS_KEY
+from rota.model.agent_settings import AgentSettings
 from rota.service.dispatcher import Dispatcher
 from rota.store import Statement
 from tests.kernel.world import World

@@ -13,7 +13,7 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import LimitExceeded, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import Kernel
-from rota.model.agent_settings import SETTINGS_KEY
+from rota.model.agent_metadata import SETTINGS_KEY
 from rota.model.run_logs import LogPart
 from rota.model.work import Backoff, ReadyEntry, ScheduleSpec
 from rota.service.dispatcher import Dispatcher

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rota.model.agent_settings import SETTINGS_KEY, AgentSettings
+from rota.model.agent_metadata import SETTINGS_KEY
+from rota.model.agent_settings import AgentSettings
 from rota.model.entry_defaults import settings_of, spec_for
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rota.fleet.config.apply import all_rows
 from rota.fleet.config.hook_tables import HOOK_KEY
 from rota.fleet.hook_rules import HOOK_PREFIX, TEST_KIND, is_hook
 from rota.fleet.runners.hook import URL, shown_address, url_problem
-from rota.model.agent_settings import SETTINGS_KEY
+from rota.model.agent_metadata import SETTINGS_KEY
 from rota.model.events import TriggerFired
 from rota.model.lifecycle import AgentState
 from rota.model.work import Agent, ReadyEntry

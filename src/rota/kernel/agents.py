@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -26,7 +26,8 @@ from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.paging import LIST_MAX, page
 from rota.kernel.queue import Queue
 from rota.kernel.rows import agent_from_row, json_text
-from rota.model.agent_settings import check_settings, hide_env
+from rota.lazy import late
+from rota.model.agent_metadata import hide_env
 from rota.model.checks import ID_CHARS_MAX, PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import (
     Paused,
@@ -42,6 +43,11 @@ from rota.model.work import EXIT_KINDS, WEIGHT_MAX, WEIGHT_UNIT, Agent, Intent
 from rota.store import Transaction
 from rota.store.statements import agents as sql
 from rota.store.statements import flows as flow_sql
+
+if TYPE_CHECKING:
+    from rota.model import agent_settings
+else:
+    agent_settings = late("rota.model.agent_settings")  # most commands write no agent
 
 __all__ = ["OWNER_TERMINATED", "QUARANTINED_FOR", "Agents", "Recovery", "move_agent"]
 
@@ -66,7 +72,7 @@ def move_agent(tx: Transaction, pid: int, state: str, target: str, *, reason: st
 def _metadata(value: Any) -> str:
     """Check an agent's metadata and the settings in it; returns it encoded."""
     body = _json("metadata", value)
-    check_settings(value)
+    agent_settings.check_settings(value)
     return body
 
 

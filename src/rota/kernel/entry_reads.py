@@ -10,7 +10,6 @@ whether older ones are left.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -110,7 +109,7 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def row_within(self, projects: str | None) -> tuple[Any, ...]:
         """The filter as statement parameters, with these in place of its project."""
-        statuses = None if self.possible is None else json.dumps(self.possible)
+        statuses = None if self.possible is None else msgspec.json.encode(self.possible).decode()
         return self.state, self.pid, projects, self.trigger, self.exit_kind, self.tag, statuses
 
 

@@ -5,8 +5,7 @@ The key of an entry names its run, its epoch and its node; a coordinator is name
 
 from __future__ import annotations
 
-from rota.model.graph_places import GraphNode
-from rota.model.graph_runs import TRIGGER
+from rota.model.graph_places import TRIGGER, GraphNode
 from rota.model.work import ReadyEntry
 from rota.store import Transaction
 from rota.store.statements import graph_runs as sql

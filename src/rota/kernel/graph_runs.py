@@ -37,14 +37,14 @@ from rota.kernel.journal import append
 from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.queue import Queue
 from rota.kernel.rows import agent_from_row, json_text
-from rota.model.agent_settings import SETTINGS_KEY
+from rota.model.agent_metadata import SETTINGS_KEY
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import GraphRunForgotten, GraphRunStarted
 from rota.model.graph_budgets import GraphAccount
+from rota.model.graph_places import TRIGGER
 from rota.model.graph_runs import (
     ENDED,
     TEMPLATE,
-    TRIGGER,
     GraphCancellation,
     GraphRun,
     GraphRunInfo,

@@ -22,7 +22,7 @@ from rota.kernel.paging import READ_MAX
 from rota.kernel.progress import NoRepeats
 from rota.kernel.rows import DECODE_ERRORS, PROBLEM_CHARS_MAX, json_text
 from rota.kernel.settings import read_setting, write_setting
-from rota.model.agent_settings import hide_env_in_event
+from rota.model.agent_metadata import hide_env_in_event
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.event_codec import check_user_event, decode, encode
 from rota.model.events import Event, EventData, OperatorActed, ProcessUpdated, RowUnreadable

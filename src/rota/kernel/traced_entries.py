@@ -15,7 +15,7 @@ import msgspec
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.graph_places import split_key
 from rota.kernel.rows import decode_options, json_list
-from rota.model.graph_runs import TRIGGER
+from rota.model.graph_places import TRIGGER
 from rota.model.work import ReadyEntry
 from rota.store import Row
 from rota.store.statements import traces as sql

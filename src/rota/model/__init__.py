@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rota.lazy import exports
 
 if TYPE_CHECKING:
-    from rota.model.agent_settings import hide_env
+    from rota.model.agent_metadata import hide_env
     from rota.model.budgets import (
         ALERTS,
         BudgetLine,
@@ -166,7 +166,7 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
-        "agent_settings": ("hide_env",),
+        "agent_metadata": ("hide_env",),
         "budgets": (
             "ALERTS",
             "BudgetLine",

@@ -3,9 +3,6 @@
 The fleet file or `Rota.agent` writes the settings once into the agent's metadata under `SETTINGS_KEY`. They name the
 runner and hold the defaults for the agent's entries. The kernel checks them whenever an agent's metadata is written, so
 that settings which no supervisor could read are refused where they come from.
-
-The values of `env` are often secrets. Only what starts the program needs them: everywhere else (events, messages, the
-command line, callers of scope `read` or `enqueue`, representations) a variable is shown with `HIDDEN` as its value.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from msgspec import Meta
 
 from rota.decoding import convert
 from rota.errors import FleetInvalid
+from rota.model.agent_metadata import HIDDEN, SETTINGS_KEY, hide_values
 from rota.model.checks import ID_CHARS_MAX, INTEGER_MAX, NOTE_CHARS_MAX, SECONDS_MAX, Checks
 from rota.model.cpu import CpuSettings
 from rota.model.ray import RAY, RaySettings
@@ -29,24 +27,15 @@ from rota.model.worktrees import WorktreeSettings
 
 __all__ = [
     "ENTRIES_MAX",
-    "FLEET_KEY",
-    "HIDDEN",
-    "SETTINGS_KEY",
     "AgentSettings",
     "SecretText",
     "check_settings",
     "fields_of_key",
-    "hide_env",
-    "hide_env_in_event",
-    "hide_values",
     "read_settings",
 ]
 
-SETTINGS_KEY = "run"  # key in an agent's metadata
-FLEET_KEY = "fleet"  # in the metadata of an agent or a project: the name of its fleet
 ENTRIES_MAX = 1_000  # arguments of a program, and variables of its environment
 ARGUMENT_CHARS_MAX = 128 * 1024  # of one argument or variable: the kernel of the operating system accepts no more
-HIDDEN = "(hidden)"  # in place of the value of a variable
 SecretText = Annotated[str, Meta(extra={"secret": True})]  # messages do not quote it
 _NOT_ON_RAY = {  # and what to use instead
     "kind": "resources and node say where they run",
@@ -215,26 +204,3 @@ def check_settings(metadata: Mapping[str, Any]) -> None:
     for name, value in settings.env.items() if settings is not None else ():
         if value == HIDDEN:  # metadata that was read where values are hidden, and written back
             raise _checks.refuse("env", f"has {HIDDEN} as the value of {name}: give its real value")
-
-
-def hide_env(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return an agent's metadata with the values of its variables hidden; their names stay."""
-    settings = metadata.get(SETTINGS_KEY)
-    if not isinstance(settings, dict) or not settings.get("env"):
-        return metadata
-    return {**metadata, SETTINGS_KEY: {**settings, "env": hide_values(settings["env"])}}
-
-
-def hide_env_in_event(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of an event about an agent's new settings, or about the call that wrote them, without values."""
-    hidden = dict(body)
-    for field in ("changes", "detail"):
-        given = body.get(field)
-        if isinstance(given, dict) and isinstance(given.get("metadata"), dict):
-            hidden[field] = {**given, "metadata": hide_env(given["metadata"])}
-    return hidden
-
-
-def hide_values(env: Any) -> Any:
-    """Return variables with their values hidden; None stays None."""
-    return dict.fromkeys(env, HIDDEN) if isinstance(env, dict) else env and HIDDEN

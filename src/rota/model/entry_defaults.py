@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rota.errors import FleetInvalid, SchedInvalidPayload
-from rota.model.agent_settings import SETTINGS_KEY, AgentSettings, fields_of_key, read_settings
+from rota.model.agent_metadata import SETTINGS_KEY
+from rota.model.agent_settings import AgentSettings, fields_of_key, read_settings
 from rota.model.graph_budgets import GraphAccount
 from rota.model.graph_runs import RUNNER, new_run_id
 from rota.model.work import Agent, ScheduleSpec

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["GraphNode"]
+__all__ = ["TRIGGER", "GraphNode"]
+
+TRIGGER = "graph"  # of the entries of graph runs
 
 
 class GraphNode(msgspec.Struct, frozen=True):

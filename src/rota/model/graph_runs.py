@@ -28,7 +28,6 @@ __all__ = [
     "RUNNER",
     "STATUSES",
     "TEMPLATE",
-    "TRIGGER",
     "GraphCancellation",
     "GraphNodeReport",
     "GraphRun",
@@ -42,7 +41,6 @@ __all__ = [
 
 RUNNER = "graph"  # the runner of coordinators
 TEMPLATE = "graph"  # of the agents that are graphs
-TRIGGER = "graph"  # of the entries of graph runs
 DOCUMENT_KEY = "graph"  # in the metadata of an agent that is a graph of a fleet file: its document
 BUDGETS_KEY = "graph_budgets"  # in the same place: the budgets of a run, under the empty name, and of its nodes
 

@@ -8,7 +8,6 @@ has changed then. docs/state-machines.md is generated from these tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
@@ -32,25 +31,25 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
 class StateMachine:
-    """A named table of arrows."""
+    """A named table of arrows. It is not changed after it was made."""
 
-    name: str
-    about: str  # a description for the documentation
-    initial: str
-    arrows: Mapping[tuple[str, str], str]
-    error: Callable[..., errors.IllegalTransition]
-    states: tuple[str, ...] = field(init=False)
-    final: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        seen = dict.fromkeys([self.initial])
-        for (source, _), target in self.arrows.items():
+    def __init__(
+        self,
+        name: str,
+        about: str,
+        initial: str,
+        arrows: Mapping[tuple[str, str], str],
+        error: Callable[..., errors.IllegalTransition],
+    ) -> None:
+        """`about` is a description for the documentation."""
+        self.name, self.about, self.initial, self.arrows, self.error = name, about, initial, arrows, error
+        seen = dict.fromkeys([initial])
+        for (source, _), target in arrows.items():
             seen |= dict.fromkeys([source, target])
-        object.__setattr__(self, "states", tuple(seen))
-        leaving = {source for source, _ in self.arrows}
-        object.__setattr__(self, "final", frozenset(state for state in seen if state not in leaving))
+        leaving = {source for source, _ in arrows}
+        self.states = tuple(seen)
+        self.final = frozenset(state for state in seen if state not in leaving)
 
     def verbs(self, state: str) -> tuple[str, ...]:
         """Return the verbs that are legal in a state."""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from rota.errors import Forbidden
-from rota.model.agent_settings import hide_env
+from rota.model.agent_metadata import hide_env
 from rota.model.work import Agent
 from rota.rpc.methods import SCOPES, Method, Scope
 

@@ -19,7 +19,7 @@ from rota.errors import Forbidden, InvalidInput, InvalidPayload, StoreCorrupt
 from rota.fleet.agent_settings import enqueue_agent
 from rota.kernel import Kernel
 from rota.kernel.journal import append
-from rota.model.agent_settings import hide_env
+from rota.model.agent_metadata import hide_env
 from rota.model.entry_report import EntryReport
 from rota.model.event_codec import decode
 from rota.model.events import AccessDenied, OperatorActed

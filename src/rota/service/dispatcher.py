@@ -48,7 +48,6 @@ from rota.service.isolated_pass import IsolatedPass, asks_process
 from rota.service.policy_guard import SUSPENSION_S, Answer, PolicyGuard
 from rota.service.policy_process import LOAD_TIMEOUT_S, PolicyProcess, isolate, make_policy
 from rota.service.ranked_pass import RankedPass
-from rota.service.run_logs import RunLogs
 from rota.service.share_pass import SharePass
 from rota.service.store_policies import StorePolicies
 from rota.store import Transaction
@@ -59,6 +58,7 @@ if TYPE_CHECKING:  # what is loaded on first use
     from rota.kernel.usage import Usage
     from rota.service.core_grants import CoreGrants
     from rota.service.graph_runs import GraphRunVerbs
+    from rota.service.run_logs import RunLogs
 
 __all__ = ["ANSWER_WAIT_S", "NOTHING", "Dispatcher"]
 
@@ -66,7 +66,9 @@ ANSWER_WAIT_S = LOAD_TIMEOUT_S + 5.0  # how long a claim that does not wait for 
 NOTHING: list[Any] = [None]  # the result of a claim that found nothing and is not parked: an empty list would park it
 
 
-_load = exports("rota.service", {"core_grants": ("CoreGrants",), "graph_runs": ("GraphRunVerbs",)})
+_load = exports(
+    "rota.service", {"core_grants": ("CoreGrants",), "graph_runs": ("GraphRunVerbs",), "run_logs": ("RunLogs",)}
+)
 _STRICT = make("strict")
 _ROW_FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, StoreCorrupt)
 
@@ -117,7 +119,6 @@ class Dispatcher:
         self.journal = kernel.journal
         self.policies = StorePolicies(kernel.policies)
         self.workers = kernel.workers
-        self.logs = RunLogs(kernel)
         self.program_access: ProgramAccess | None = None  # how the programs that a supervisor starts reach the store
         self._isolated: dict[str, tuple[Policy | str, Mapping[str, Any], Policy]] = {}  # by name: as given, and made
         self._own = None if policy is None else self.make_policy(policy)
@@ -129,6 +130,12 @@ class Dispatcher:
         self._policies: dict[str, Policy] = {each.name: each for each in (self._own,) if each is not None}
         self._proposers: dict[str, _Proposer] = {}
         kernel.queue.claim_by_policy = self._claim_for_kernel
+
+    @cached_property
+    def logs(self) -> RunLogs:
+        """What runs have printed."""
+        made: RunLogs = _load("RunLogs")(self.kernel)
+        return made
 
     @cached_property
     def graphs(self) -> GraphRunVerbs:

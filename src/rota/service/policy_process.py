@@ -15,33 +15,30 @@ outside its transactions (isolated_pass.py).
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from rota.clock import Clock, SystemClock
-from rota.decoding import msgpack_decoder
 from rota.errors import PolicyFailed, PolicyInvalid, RotaError
+from rota.lazy import late
 from rota.model.reasons import PickReason
 from rota.model.snapshot import Decision, Decisions, Key, Snapshot
 from rota.policy import registry
 from rota.policy.contract import Bound, Policy, PolicyIsolation, as_policy
 from rota.policy.foreign import Offer, check_decisions, describe_error, is_built_in, printable
-from rota.service.policy_session import PolicySession
-from rota.service.policy_worker import (
-    ANSWER_BYTES_MAX,
-    Answer,
-    Description,
-    PolicySource,
-    read_message,
-    write_message,
-)
 from rota.store.forks import in_child
+
+if TYPE_CHECKING:
+    from rota.service import policy_session, policy_worker
+    from rota.service.policy_session import PolicySession
+    from rota.service.policy_worker import Description, PolicySource
+else:  # most commands start no process for a policy
+    policy_session, policy_worker = late("rota.service.policy_session"), late("rota.service.policy_worker")
 
 __all__ = [
     "ANSWER_TIMEOUT_S",
@@ -56,6 +53,7 @@ ANSWER_TIMEOUT_S = 1.0  # for one answer, in real time
 LOAD_TIMEOUT_S = registry.MAKE_TIMEOUT_S
 BACKOFF_S = 1.0  # after the first failure; doubled after each that follows
 BACKOFF_MAX_S = 60.0
+T = TypeVar("T")
 
 
 def make_policy(name: str, params: Mapping[str, Any], isolation: PolicyIsolation) -> Policy:
@@ -72,12 +70,12 @@ def isolate(policy: Policy | str, params: Mapping[str, Any] | None = None, *, cl
     if isinstance(policy, str):
         if policy not in registry.names() or registry.is_built_in_name(policy):
             return registry.make(policy, **(params or {}))
-        source = PolicySource(path=list(sys.path), name=policy, params=dict(params or {}))
+        source = policy_worker.PolicySource(path=list(sys.path), name=policy, params=dict(params or {}))
     else:
         given = as_policy(policy)
         if is_built_in(given) or type(given.rank) is PolicyProcess:
             return given
-        source = PolicySource(
+        source = policy_worker.PolicySource(
             path=list(sys.path), name=given.name, policy=msgspec.structs.replace(given, bound=None, incremental=None)
         )
     process = PolicyProcess(source, clock=clock)
@@ -116,7 +114,7 @@ class PolicyProcess:
     def __init__(self, source: PolicySource, *, clock: Clock | None = None) -> None:
         self._name = source.name
         try:
-            self._source = pickle.dumps((source.path, pickle.dumps(source)))
+            self._source = source.packed()
         except Exception as problem:
             raise PolicyInvalid(
                 f"the policy {source.name} cannot be sent to another process",
@@ -181,12 +179,14 @@ class PolicyProcess:
 
     def _start(self) -> PolicySession:
         try:
-            running = PolicySession()
+            running = policy_session.PolicySession()
         except RotaError as problem:
             raise self._failed("raised", f"has no process: {problem.message}") from problem
         self._running, self._finalizer = running, weakref.finalize(self, running.end)
         running.connection.settimeout(LOAD_TIMEOUT_S)
-        described = self._exchange(running, self._source, _descriptions, f"be made within {LOAD_TIMEOUT_S:.0f} s")
+        described = self._exchange(
+            running, self._source, policy_worker.read_description, f"be made within {LOAD_TIMEOUT_S:.0f} s"
+        )
         if described.problem:
             self._kill()
             raise self._failed("raised", f"cannot be made: {printable(described.problem, 400)}")
@@ -199,7 +199,7 @@ class PolicyProcess:
         except (TypeError, ValueError, OverflowError) as problem:  # an integer of more than 64 bits, for example
             raise self._failed("raised", f"cannot be sent the snapshot: {describe_error(problem)}") from problem
         running.connection.settimeout(ANSWER_TIMEOUT_S)
-        answer = self._exchange(running, question, _answers, f"answer within {ANSWER_TIMEOUT_S:.2g} s")
+        answer = self._exchange(running, question, policy_worker.read_answer, f"answer within {ANSWER_TIMEOUT_S:.2g} s")
         if answer.failure:
             failure = answer.failure if answer.failure in ("raised", "nonsense") else "nonsense"
             raise PolicyFailed(printable(answer.detail, 400), policy=self._name, failure=failure)
@@ -209,10 +209,10 @@ class PolicyProcess:
         checked = Policy(name=self._name, rank=self, sentence="-", holds_back=self._description.holds_back)
         return check_decisions(checked, decisions, Offer.of(snapshot))
 
-    def _exchange(self, running: PolicySession, content: bytes, decoder: Any, task: str) -> Any:
+    def _exchange(self, running: PolicySession, content: bytes, read: Callable[[bytes], T], task: str) -> T:
         try:
-            write_message(running.connection, content)
-            return decoder.decode(read_message(running.connection, ANSWER_BYTES_MAX))
+            policy_worker.write_message(running.connection, content)
+            return read(policy_worker.read_message(running.connection, policy_worker.ANSWER_BYTES_MAX))
         except TimeoutError:
             failure = self._failed("stalled", f"did not {task} and was killed")
         except (EOFError, OSError):
@@ -232,5 +232,3 @@ class PolicyProcess:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=dict).encode  # read-only mappings
-_answers = msgpack_decoder(Answer)
-_descriptions = msgpack_decoder(Description)

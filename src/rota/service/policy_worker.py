@@ -41,6 +41,8 @@ __all__ = [
     "Description",
     "PolicySource",
     "main",
+    "read_answer",
+    "read_description",
     "read_message",
     "write_message",
 ]
@@ -58,6 +60,10 @@ class PolicySource(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     params: dict[str, Any] = {}
     policy: Policy | None = None
+
+    def packed(self) -> bytes:
+        """Return the message that begins a session: the path comes first, for the rest may need it to be read."""
+        return pickle.dumps((self.path, pickle.dumps(self)))
 
     def make(self) -> Policy:
         """Make the policy."""
@@ -177,3 +183,5 @@ def _failed(failure: PolicyFailed) -> Answer:
 
 _encode = msgspec.msgpack.Encoder().encode
 _snapshots = msgpack_decoder(Snapshot)
+read_answer = msgpack_decoder(Answer).decode
+read_description = msgpack_decoder(Description).decode

@@ -11,17 +11,23 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rota.errors import StoreCorrupt
-from rota.kernel.core_grants import refusals
 from rota.kernel.journal import read_note
 from rota.kernel.workers import read_runs, read_workers
+from rota.lazy import late
 from rota.model import reasons
-from rota.model.agent_settings import FLEET_KEY, SETTINGS_KEY
+from rota.model.agent_metadata import FLEET_KEY, SETTINGS_KEY
 from rota.model.reasons import WorkerReason
 from rota.model.work import Agent
 from rota.model.workers import PlacementProblem, SlotPool, WorkerInfo
 from rota.store import Transaction
+
+if TYPE_CHECKING:
+    from rota.kernel import core_grants
+else:
+    core_grants = late("rota.kernel.core_grants")  # without a live worker nothing was refused
 
 __all__ = ["NAMED_MAX", "WorkerOutlook", "start_command"]
 
@@ -36,7 +42,7 @@ class WorkerOutlook:
     def __init__(self, tx: Transaction, now: float) -> None:
         self._alive = [worker for worker in read_workers(tx, now) if worker.alive]
         self._runs = read_runs(tx) if self._alive else []
-        self._refused = {refusal.sched_id: refusal for refusal in refusals(tx)} if self._alive else {}
+        self._refused = {refusal.sched_id: refusal for refusal in core_grants.refusals(tx)} if self._alive else {}
         self._busy = Counter((worker_id, incarnation) for _, worker_id, incarnation in self._runs)
 
     def reason_against(  # noqa: PLR0911  # one for each reason

@@ -18,22 +18,26 @@ it (the work, `on_commit`, `on_rollback` and the listeners) may read but not wri
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rota.errors import StoreError, StoreReplaced, StoreUnavailable
+from rota.lazy import late
 from rota.store.engine import RequestFailed, TransactionLost, WriteEngine
 from rota.store.parking import ParkedRequests
 from rota.store.protocol import Transaction, TransactionEffects
 from rota.store.requests import Request, RequestState
 
+if TYPE_CHECKING:
+    import logging
+else:
+    logging = late("logging")
+
 __all__ = ["RETRY_S", "BatchRunner", "call_each"]
 
 RETRY_S = 1.0  # how long the parked requests wait after the store itself has failed
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 
 class _UndoNeeded(Exception):
@@ -280,4 +284,4 @@ def call_each(calls: Iterable[Callable[[], object]]) -> None:
         try:
             call()
         except Exception:
-            _log.exception("%r failed after its transaction had ended", call)
+            logging.getLogger(__name__).exception("%r failed after its transaction had ended", call)

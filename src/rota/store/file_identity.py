@@ -50,7 +50,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import select
 import stat
@@ -74,8 +73,9 @@ from rota.store.statements.file import META_GET
 
 if TYPE_CHECKING:
     import ctypes
+    import logging
 else:
-    ctypes = late("ctypes")
+    ctypes, logging = late("ctypes"), late("logging")
 
 __all__ = ["StoreFiles", "check_generation", "check_path", "check_users", "is_first_user", "new_generation", "unused"]
 
@@ -96,7 +96,6 @@ _LOG_HEADER_BYTES, _LOG_CHECKSUM_BYTES, _FRAME_HEADER_BYTES = 32, 8, 24
 _MOUNTS = Path("/proc/self/mountinfo")
 _monotonic = SystemClock.monotonic
 _pause = threading.Event().wait
-_log = logging.getLogger(__name__)
 
 assert _IDENTITY.size * len(_FILES) == FILES_BYTES  # noqa: S101  # the two modules agree
 
@@ -241,9 +240,13 @@ class StoreFiles:
         try:
             connection.set_busy_timeout(RESCUE_MS)
             connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
-            _log.warning("%s-wal was deleted; its changes were copied into the database", self._path)
+            logging.getLogger(__name__).warning(
+                "%s-wal was deleted; its changes were copied into the database", self._path
+            )
         except apsw.Error as problem:
-            _log.error("%s-wal was deleted, and its changes could not be copied: %s", self._path, problem)
+            logging.getLogger(__name__).error(
+                "%s-wal was deleted, and its changes could not be copied: %s", self._path, problem
+            )
 
     def _has_deleted_log(self) -> bool:
         now = _identities(self._path)

@@ -19,7 +19,6 @@ that found the file unused compares the last opener with its own id to know that
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
 import select
@@ -33,9 +32,10 @@ from rota.lazy import late
 from rota.store.private_files import make_private_folder
 
 if TYPE_CHECKING:
+    import logging
     import socket
 else:
-    socket = late("socket")
+    logging, socket = late("logging"), late("socket")
 
 __all__ = ["FILES_AT", "FILES_BYTES", "POLL_S", "CommitListener", "CommitNotifier", "SharedWords"]
 
@@ -46,7 +46,6 @@ _VERSION_BYTES = 8
 _OPENER_AT = 16
 FILES_AT, FILES_BYTES = 24, 48
 _SIZE_BYTES = FILES_AT + FILES_BYTES
-_log = logging.getLogger(__name__)
 
 
 class SharedWords:
@@ -127,7 +126,7 @@ class CommitNotifier:
         try:
             os.close(make_private_folder(self._folder, like=self._path))
         except UnsafePath as problem:
-            _log.warning("commits of other processes are noticed by polling only: %s", problem)
+            logging.getLogger(__name__).warning("commits of other processes are noticed by polling only: %s", problem)
             raise OSError(problem.message) from problem
 
     def _bind(self) -> socket.socket:
@@ -213,7 +212,7 @@ class CommitListener:
                 _drain(notified)
             self._check()
         except Exception:  # the thread must survive: parked requests depend on the next check
-            _log.exception("the check for commits of other processes failed")
+            logging.getLogger(__name__).exception("the check for commits of other processes failed")
 
 
 def _drain(own: socket.socket) -> None:

@@ -7,17 +7,17 @@ and never wait. Several processes may use the same file; `sqlite_engine.py` says
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import apsw
 
 from rota.clock import Clock, SystemClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreReplaced, StoreUnavailable
+from rota.lazy import late
 from rota.store.engine import TransactionLost
 from rota.store.file_identity import new_generation, unused
 from rota.store.first_kernel import Migration, keep_copy
@@ -32,6 +32,11 @@ from rota.store.statements import file as sql
 from rota.store.stored_values import cause_of, misplaced_values, unreadable_texts
 from rota.store.writer import Writer
 
+if TYPE_CHECKING:
+    import logging
+else:
+    logging = late("logging")
+
 __all__ = ["NORMAL_DURABILITY_KEY", "SQLITE_OLDEST", "Durability", "SqliteStore"]
 
 SQLITE_OLDEST = (3, 51, 3)  # older versions can lose commits when a checkpoint runs beside a write
@@ -39,7 +44,6 @@ READERS_MAX = 16  # idle reading connections kept open
 NORMAL_DURABILITY_KEY = "durability_normal_at"  # the setting that says when a process last opened the file that way
 BACKUP_PAGES = 1_024  # copied at a time
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 
 class SqliteStore(Writer):
@@ -103,7 +107,7 @@ class SqliteStore(Writer):
         if self.migration is not None:
             version, copy, changed = self.migration
             values = f"; {changed} JSON values that JSON does not have were replaced" if changed else ""
-            _log.warning(
+            logging.getLogger(__name__).warning(
                 "%s was migrated from schema %d of the first kernel; a copy as it was: %s%s",
                 self._path, version, copy, values,
             )  # fmt: skip

@@ -35,7 +35,7 @@ from rota.fleet.notes import read_note
 from rota.kernel.contexts import to_ms_up
 from rota.kernel.paging import LIST_MAX
 from rota.kernel.usage_windows import ALL_PROJECTS
-from rota.model.agent_settings import FLEET_KEY, hide_values
+from rota.model.agent_metadata import FLEET_KEY, hide_values
 from rota.model.budgets import ALERTS, BudgetLine, SchedulingContext
 from rota.model.checks import INTEGER_MAX
 from rota.model.cpu import CPU_KEY

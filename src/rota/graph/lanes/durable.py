@@ -24,7 +24,7 @@ from rota.graph.invocation import Publication
 from rota.graph.lanes.fleet_lane import EntryRequest, EntrySpecs
 from rota.graph.reports import error_text
 from rota.kernel.enqueue import ENQUEUE_MAX
-from rota.model.agent_settings import SETTINGS_KEY
+from rota.model.agent_metadata import SETTINGS_KEY
 from rota.model.graph_runs import TEMPLATE, GraphRun, coordinator_settings
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.service.outages import call_through_outage

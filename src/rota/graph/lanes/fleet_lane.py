@@ -27,7 +27,8 @@ from rota.graph.nodes import Node
 from rota.graph.spec import PRIORITY_RANKS
 from rota.model.agent_names import agent_named
 from rota.model.entry_defaults import settings_of, spec_for
-from rota.model.graph_runs import TRIGGER, GraphRun
+from rota.model.graph_places import TRIGGER
+from rota.model.graph_runs import GraphRun
 from rota.model.work import Agent, ScheduleSpec
 
 __all__ = ["EntryRequest", "EntrySpecs", "agent_payload", "entry_kind"]
