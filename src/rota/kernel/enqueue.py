@@ -152,12 +152,12 @@ class Enqueuing(Entries):
 
         With `indexed` an error names the entry of the batch that caused it.
         """
+        if len(batch) == 1 and (only := self._enqueue_one(tx, batch[0], now)) is not None:
+            return [only]
         cache = self._env.cache
         agents = cache.cached_agents(tx)
         keys: _Keys | None = None  # entries that have keys of the batch
         if keyed := [new.spec for new in batch if new.spec.key is not None]:
-            if len(batch) == 1:
-                return self._enqueue_keyed(tx, batch[0], now) or self._enqueue_each(tx, batch, indexed=indexed)
             if any(spec.pid not in agents for spec in keyed):
                 agents = cache.agents(tx, {each.spec.pid for each in batch})
             keys = _known_keys(tx, keyed, agents)
@@ -193,24 +193,28 @@ class Enqueuing(Entries):
         cache.touch_all(owners)
         return ids
 
-    def _enqueue_keyed(self, tx: Transaction, new: _NewEntry, now: float) -> list[int]:
-        """Write one entry with a key, in one statement; empty if its key is known, or if it needs more than that."""
+    def _enqueue_one(self, tx: Transaction, new: _NewEntry, now: float) -> int | None:
+        """Write one entry, in one statement also if it has a key; None if its key is known, or if it needs more."""
         cache, spec = self._env.cache, new.spec
         agents = cache.cached_agents(tx)
         agent = (agents if spec.pid in agents else cache.agents(tx, {spec.pid})).get(spec.pid)
         if agent is None or agent.is_dead or new.refers or spec.draws_on:
-            return []
+            return None
         hold = "time" if spec.runnable_at > now else None
         row = _row(new, agent.project_id, now, hold)
-        sched_id = tx.insert_unless(sql.ENQUEUE, row, (sql.BY_KEY, (spec.key, agent.project_id)))
-        if sched_id is None:
-            return []
+        if spec.key is None:
+            sched_id = tx.insert(sql.ENQUEUE, row)
+        else:
+            known = tx.insert_unless(sql.ENQUEUE, row, (sql.BY_KEY, (spec.key, agent.project_id)))
+            if known is None:
+                return None
+            sched_id = known
         if hold is not None or spec.deadline is not None:
             cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
         held = {hold: [sched_id]} if hold else {}
         _record(tx, (new,), EntriesEnqueued(first_id=sched_id, count=1, held=held), now)
         cache.touch(spec.pid, agent.project_id)
-        return [sched_id]
+        return sched_id
 
     def _enqueue_each(
         self, tx: Transaction, batch: Sequence[_NewEntry], *, indexed: bool, keys: _Keys | None = None

@@ -393,7 +393,9 @@ class KernelCache:
 
     def touch(self, pid: int, project_id: str | None) -> None:
         """Record that entries, live runs or the usage of an owner have changed."""
-        self.touch_all(((pid, project_id),))
+        if len(self._touched) >= TOUCHED_MAX:
+            self._start_generation()
+        self._touched.append((pid, project_id))
 
     def touch_all(self, owners: Iterable[tuple[int, str | None]]) -> None:
         """Record that entries, live runs or the usage of owners have changed."""
