@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 
+from rota.clock import BEYOND_CALENDAR
+
 __all__ = ["fine_span", "local_time", "moment", "span", "when"]
 
 MINUTE_S = 60
@@ -21,7 +23,10 @@ def when(at: float | None, now_at: float) -> str:
 
 def local_time(at: float, now_at: float) -> str:
     """Format an instant in this machine's zone: the time of day, with the date if it is not today's."""
-    moment = dt.datetime.fromtimestamp(at).astimezone()
+    try:
+        moment = dt.datetime.fromtimestamp(at).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return BEYOND_CALENDAR
     if moment.date() == dt.datetime.fromtimestamp(now_at).astimezone().date():
         return f"{moment:%H:%M:%S}"
     return f"{moment:%Y-%m-%d %H:%M:%S}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rota import store
-from rota.errors import RotaError, StoreCorrupt
+from rota.errors import RotaError, StoreCorrupt, StoreError
 from rota.kernel import Kernel, ScheduleSpec
 from tests.adversity.conftest import Rounds
 from tests.adversity.damage import DAMAGES, calls, copy_of, flip, populate
@@ -70,7 +70,7 @@ def test_every_call_ends_every_error_is_ours_and_the_check_finds_its_cause(
             except NeverEnds as error:
                 raise AssertionError(f"seed {seed}, {what}: {name} does not end") from error
             except RotaError as error:  # or its own refusal, for example of an entry that is in another state now
-                if isinstance(error, StoreCorrupt) and not problems:
+                if (isinstance(error, StoreCorrupt) or type(error) is StoreError) and not problems:
                     raise AssertionError(f"{what}: the check did not find the cause of {name}") from error
             except Exception as error:
                 raise AssertionError(f"{what}: {name} raised {error!r}") from error
@@ -124,6 +124,16 @@ def test_the_check_command_names_the_row(sound: Path, tmp_path: Path, shell: She
     ended = shell("db", "check", "--store", path)
     assert ended.code == 1
     assert "agent_schedule_queue row 30 cannot be read: payload" in ended.out
+
+
+@pytest.mark.parametrize("wrong", [b"\xe1lerts TEXT", b"blerts TEXT"], ids=["not UTF-8", "another name"])
+def test_the_check_names_a_column_whose_definition_is_damaged(sound: Path, tmp_path: Path, wrong: bytes) -> None:
+    path = copy_of(sound, tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"alerts TEXT", wrong))
+    kernel = Kernel(store.open(str(path)))
+    problems = kernel.check()
+    assert any("the table budgets has no column alerts" in problem for problem in problems), problems
+    kernel.store.close()
 
 
 def test_an_error_that_is_not_of_the_file_passes_unchanged(sound: Path, tmp_path: Path) -> None:

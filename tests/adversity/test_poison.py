@@ -31,6 +31,7 @@ from tests.adversity.conftest import Rounds
 from tests.adversity.poison_world import PATIENCE_S, Background, damage, until
 from tests.daemon.harness import Served, make_token, serving
 from tests.fleet.support import FleetHarness
+from tests.graph.test_fleet_lane import FleetWorld, chain, research
 
 POLICIES = ("strict", "eevdf", "fair_share", "edf")
 COMMAND = {"runner": "command", "argv": ["/bin/true"]}
@@ -415,6 +416,48 @@ def test_a_project_whose_constraint_cannot_be_read_starts_nothing_until_it_is_wr
         rota.api.projects.update("damaged", weight=2_000)
     rota.api.projects.constrain("damaged", ProjectConstraint())
     assert [entry.sched_id for entry in rota.api.claim("worker", 5)] == [ids["damaged"]]
+
+
+def test_an_event_whose_time_is_not_a_number_hides_no_other(rota: Rota) -> None:
+    ids = [rota.api.journal.append(None, "user.note", {"number": number}) for number in range(3)]
+    damage(rota.kernel, "UPDATE agent_events SET ts = 'noon' WHERE event_id = ?", ids[1])
+    read = {event.event_id: event for event in rota.api.journal.tail(limit=100)}
+    assert [read[each].kind for each in ids] == ["user.note", RowUnreadable.kind, "user.note"]
+    assert "its time is not a number" in read[ids[1]].payload["problem"]
+    assert read[ids[1]].ts == 0.0
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("name", "\0"), ("name", ""), ("name", b"\xff"), ("weight", -1), ("max_concurrent", -2)]
+)
+def test_a_project_with_an_invalid_field_is_listed_and_says_so(rota: Rota, column: str, value: object) -> None:
+    for name in ("damaged", "other"):
+        rota.api.projects.create(name)
+    damage(rota.kernel, "PRAGMA ignore_check_constraints = ON")
+    damage(rota.kernel, f"UPDATE projects SET {column} = ? WHERE project_id = 'damaged'", value)
+    damaged, other = rota.api.projects.list()[0]
+    assert str(damaged.unreadable).startswith(f"{column}: ")
+    assert (damaged.project_id, damaged.name) == ("damaged", "damaged")
+    assert other.unreadable is None
+
+
+@pytest.mark.parametrize("column", ["inputs", "budget", "document"])
+def test_a_graph_run_whose_row_cannot_be_read_fails_alone_and_can_be_deleted(column: str) -> None:
+    world = FleetWorld({"researcher": research})
+    for name in ("damaged", "other"):
+        world.api.graphs.start(chain(), {"topic": name}, run_id=name)
+    damage(world.kernel, f"UPDATE graph_runs SET {column} = '{{' WHERE run_id = 'damaged'")
+    listed = {run.run_id: run.unreadable is None for run in world.api.graphs.list()[0]}
+    assert listed == {"damaged": column == "document", "other": True}  # a list has no documents
+    assert str(world.api.graphs.get("damaged").unreadable).startswith(f"{column}: ")
+    world.supervise()
+    assert world.api.graphs.get("other").result == {"result": "other:2"}
+    assert world.api.graphs.get("damaged").status == "failed"
+    with pytest.raises(StoreCorrupt, match="graph run damaged cannot be read"):
+        world.api.graphs.resume("damaged")
+    assert any(f"graph_runs row damaged: {column}" in problem for problem in world.kernel.check())
+    assert world.api.graphs.forget("damaged", cancel=True)
+    assert world.kernel.check() == []
 
 
 def test_a_limit_whose_allowance_cannot_be_read_holds_only_what_draws_on_it(rota: Rota) -> None:

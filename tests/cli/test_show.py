@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rota import Rota
+from rota import Rota, store
 from rota.cli.run import print_summary
 from rota.errors import Forbidden, RunFailed, SchedUnknownId
 from rota.fleet import RunSummary
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model import Backoff, RestartPolicy
+from rota.model.checks import SECONDS_MAX
 from rota.rpc import connect
 from tests.cli.shell import Answer, Shell, make_shell
 from tests.daemon.harness import Served, make_token, serving
@@ -279,3 +280,15 @@ def test_a_failure_names_the_command_that_shows_it(
         rota.kernel.queue.cancel(sched_id)
         waited = shell("enqueue", "coder", "--key", "one", "--wait", "1s")
     assert (waited.code, waited.err) == (1, "entry 1\ncancelled; what happened: rota show 1\n")
+
+
+def test_a_time_beyond_the_calendar_is_shown_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, shell = tmp_path / "far.db", make_shell(monkeypatch, capsys)
+    kernel = Kernel(store.open(str(path)))
+    kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("bob"), runnable_at=SECONDS_MAX, deadline=SECONDS_MAX))
+    kernel.store.close()
+    for words in (("queue",), ("show", "1"), ("why", "1")):
+        ended = shell(*words, "--store", path)
+        assert (ended.code, "beyond the calendar" in ended.out) == (0, True), words

@@ -53,7 +53,7 @@ def ps(
             run.sched_id,
             when(run.started_at, at),
             when(run.ended_at, at),
-            run.waits or run.error,
+            run.unreadable or run.waits or run.error,
         )
         for run in runs
     ]
@@ -160,6 +160,8 @@ def _run_lines(report: GraphRunReport) -> list[str]:
     run, at = report.run, now()
     where = f" in project {run.project_id}" if run.project_id else ""
     lines = [f"run {run.run_id} of {run.graph}{where}: {run.status}"]
+    if run.unreadable is not None:
+        lines.append(f"  its row is damaged: {run.unreadable}")
     if run.waits is not None:
         since = f" since {span(at - run.waits_since)}" if run.waits_since is not None else ""
         lines.append(f"  waits for {run.waits}{since}{_entries(report.waits_for)}")

@@ -23,6 +23,7 @@ from rota.kernel.environment import KernelEnvironment
 from rota.kernel.graph_entries import GraphEntries
 from rota.kernel.graph_run_rows import (
     RUN_ID_CHARS_MAX,
+    check_readable,
     check_run_id,
     find_info,
     find_row,
@@ -180,6 +181,7 @@ class GraphRunProgress:
 
     def _take(self, tx: Transaction, run_id: str, sched_id: int | None, now: float) -> GraphRun:
         run = run_from_row(tx.run(sql.RUN_INFO, (run_id,))[0])
+        check_readable(run)
         fence = self._record_taken(tx, run, now)
         tx.run(sql.RUN_TAKE, (run_id, fence, now, sched_id))
         return run_from_row(tx.run(sql.RUN_GET, (run_id,))[0])

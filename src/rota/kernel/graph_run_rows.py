@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from rota.errors import GraphRunExists, GraphRunRefused, GraphRunUnknown, InvalidPayload, StaleClaim
+from rota.errors import GraphRunExists, GraphRunRefused, GraphRunUnknown, InvalidPayload, StaleClaim, StoreCorrupt
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.paging import page
+from rota.kernel.rows import column_problem, join_problems
 from rota.model.checks import Checks
 from rota.model.graph_runs import ENDED, LIVE, STATUSES, GraphRun, GraphRunInfo
 from rota.store import Row, Transaction
@@ -16,6 +17,7 @@ from rota.store.statements import graph_runs as sql
 
 __all__ = [
     "RUN_ID_CHARS_MAX",
+    "check_readable",
     "check_run_id",
     "find_info",
     "find_row",
@@ -29,6 +31,7 @@ __all__ = [
     "unknown_run",
 ]
 
+_JSON_COLUMNS = {"inputs": dict[str, Any], "budget": dict[str, int], "result": Any, "document": dict[str, Any]}
 RUN_ID_CHARS_MAX = 64  # the keys of a run's entries begin with it
 _run = Checks("GraphRun", InvalidPayload)
 _INFO_FIELDS = (
@@ -91,19 +94,30 @@ def shown_run(run: GraphRun) -> GraphRunInfo:
 def run_from_row(row: Row) -> GraphRun:
     """Return the run of a row."""
     *info, result, fence, document, checkpoint = row
-    fields: dict[str, Any] = dict(zip(_INFO_FIELDS, info, strict=True))
-    fields |= {name: msgspec.json.decode(fields[name]) for name in ("inputs", "budget")}
+    fields: dict[str, Any] = dict(zip(_INFO_FIELDS, info, strict=True)) | {"result": result, "document": document}
+    problems = {name: column_problem(name, fields[name], kind) for name, kind in _JSON_COLUMNS.items()}
+    for name, problem in problems.items():
+        text = fields.pop(name)
+        if text is not None and problem is None:
+            fields[name] = msgspec.json.decode(text)
     return GraphRun(
         **fields,
-        result=None if result is None else msgspec.json.decode(result),
         fence=fence,
-        document=None if document is None else msgspec.json.decode(document),
         checkpoint=checkpoint if checkpoint is None or isinstance(checkpoint, bytes) else str(checkpoint).encode(),
+        unreadable=join_problems(*problems.values()),
     )
+
+
+def check_readable(run: GraphRun) -> None:
+    """Raise `StoreCorrupt` if a run cannot go on because a column of its row is damaged."""
+    if run.unreadable is not None:
+        hint = f"Delete it and start another: `rota graph forget {run.run_id} --cancel`."
+        raise StoreCorrupt(f"graph run {run.run_id} cannot be read: {run.unreadable}", hint=hint, run_id=run.run_id)
 
 
 def same_run(run: GraphRun, graph: str, document: Any, inputs: dict[str, Any], project_id: str | None) -> GraphRunInfo:
     """Return the run that exists if it is the one that was asked for."""
+    check_readable(run)
     differs = next(
         (
             what

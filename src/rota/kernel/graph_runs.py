@@ -23,6 +23,7 @@ from rota.kernel.grants import may_reach
 from rota.kernel.graph_run_progress import CHECKPOINT_BYTES_MAX, DOCUMENT_BYTES_MAX, GraphRunProgress, free_name
 from rota.kernel.graph_run_rows import (
     RUN_ID_CHARS_MAX,
+    check_readable,
     check_run_id,
     find_info,
     find_row,
@@ -200,6 +201,7 @@ class GraphRuns(GraphRunProgress):
         return self._env.write(work)
 
     def _check_resumable(self, tx: Transaction, run: GraphRun) -> None:
+        check_readable(run)
         if run.document is None:
             hint = "Run it where it was started, with the same --run-id."
             raise refused(run, f"run {run.run_id} has no stored graph: a process executed it itself", hint)

@@ -348,10 +348,13 @@ def event_from_row(row: Row) -> Event:
         body = _decode_payload(payload)
         if type(kind) is not str:
             raise ValueError("its kind is not text")
+        if type(ts) is not float and type(ts) is not int:
+            raise ValueError("its time is not a number")
         if kind in _WITH_SETTINGS:  # earlier versions wrote the values of variables into them
             body = hide_env_in_event(body)
     except DECODE_ERRORS as problem:  # one damaged event must not hide the others from their readers
         text = f"{kind}: {problem}"[:PROBLEM_CHARS_MAX]
         damaged = RowUnreadable(table="agent_events", key=str(event_id), problem=text)
         kind, body = damaged.kind, msgspec.to_builtins(damaged)
+        ts = ts if isinstance(ts, int | float) else 0.0
     return Event(event_id, pid, ts, kind, body, causation_id, correlation_id, author)

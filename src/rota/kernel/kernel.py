@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rota.clock import Clock
-from rota.errors import SchedInvalidPayload, StoreCorrupt
+from rota.errors import SchedInvalidPayload, StoreError, StoreUnavailable
 from rota.kernel.agents import OWNER_TERMINATED, Agents
 from rota.kernel.clock_jumps import compare_clocks
 from rota.kernel.contexts import Contexts
@@ -174,7 +174,9 @@ class Kernel:
         problems = self.store.check()
         try:
             problems += self.env.read(lambda tx: list(islice(_load("find_problems")(tx), _load("PROBLEMS_MAX"))))
-        except StoreCorrupt as problem:  # of the file itself: the store's check has described it, if it can
+        except StoreUnavailable:
+            raise
+        except StoreError as problem:  # of the file itself: the store's check has described it, if it can
             problems = problems or [problem.message]
         return problems
 

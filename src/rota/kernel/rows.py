@@ -19,11 +19,12 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from rota.decoding import json_decoder
-from rota.errors import SchedInvalidPayload
+from rota.errors import ProjectInvalid, SchedInvalidPayload
 from rota.model.checks import ID_CHARS_MAX, Checks, check_finite
 from rota.model.entry_status import derive_status
 from rota.model.graph_budgets import GraphAccount
 from rota.model.work import (
+    WEIGHT_UNIT,
     Agent,
     AttemptError,
     Backoff,
@@ -63,6 +64,7 @@ __all__ = [
     "EntryOptions",
     "Needs",
     "agent_from_row",
+    "column_problem",
     "decode_constraint",
     "decode_needs",
     "decode_options",
@@ -271,7 +273,7 @@ def _decode_or(text: Any, default: Any, kind: Any = Any) -> Any:
         return default
 
 
-def _problem(column: str, text: Any, kind: Any = Any) -> str | None:
+def column_problem(column: str, text: Any, kind: Any = Any) -> str | None:
     """Return why a stored column cannot be decoded; None if it can, or is NULL."""
     if text is None:
         return None
@@ -282,17 +284,17 @@ def _problem(column: str, text: Any, kind: Any = Any) -> str | None:
     return None
 
 
-def _problems(*found: str | None) -> str | None:
+def join_problems(*found: str | None) -> str | None:
     return "; ".join(each for each in found if each is not None) or None
 
 
 def unreadable_columns(row: Sequence[Any]) -> str | None:
     """Return which columns of an entry's row cannot be decoded, and why; None if all can."""
-    return _problems(
-        _problem("payload", row[PAYLOAD], dict[str, Any]),
-        _problem("needs", row[NEEDS], Needs),
-        _problem("options", row[_OPTIONS], EntryOptions),
-        _problem("result", row[RESULT]),
+    return join_problems(
+        column_problem("payload", row[PAYLOAD], dict[str, Any]),
+        column_problem("needs", row[NEEDS], Needs),
+        column_problem("options", row[_OPTIONS], EntryOptions),
+        column_problem("result", row[RESULT]),
     )
 
 
@@ -373,9 +375,9 @@ def agent_from_row(row: Row) -> Agent:
     try:
         decoded = _decode_payload(detail), _decode_payload(metadata), Intent(intent)
     except DECODE_ERRORS:
-        unreadable = _problems(
-            _problem("metadata", metadata, dict[str, Any]),
-            _problem("exit_detail", detail, dict[str, Any]),
+        unreadable = join_problems(
+            column_problem("metadata", metadata, dict[str, Any]),
+            column_problem("exit_detail", detail, dict[str, Any]),
             None if intent in [each.value for each in Intent] else f"intent: there is no intent {intent!r}",
         )
         decoded = {}, {}, Intent.NEUTRAL
@@ -388,24 +390,28 @@ def project_from_row(row: Row) -> Project:
     project_id, name, weight, cap, status, constraint, paused_by, created_at, updated_at, metadata = row
     body, unreadable = (
         {},
-        _problems(
-            _problem("constraint", constraint, ProjectConstraint), _problem("metadata", metadata, dict[str, Any])
+        join_problems(
+            column_problem("constraint", constraint, ProjectConstraint),
+            column_problem("metadata", metadata, dict[str, Any]),
         ),
     )
     if unreadable is None:
         body = _decode_payload(metadata)
-    if not isinstance(name, str) or not 0 < len(name) <= ID_CHARS_MAX:
-        name, unreadable = project_id, unreadable or "name: it is no text of a valid length"
-    return Project(
-        project_id=project_id,
-        name=name,
-        weight=weight,
-        max_concurrent=cap,
-        status=status,
-        constraint=decode_constraint(constraint),
-        paused_by=paused_by,
-        created_at=created_at,
-        updated_at=updated_at,
-        metadata=body,
-        unreadable=unreadable,
-    )
+    checked = {"project_id": project_id, "name": name, "weight": weight, "max_concurrent": cap}
+    while True:
+        try:
+            return Project(
+                **checked,
+                status=status,
+                constraint=decode_constraint(constraint),
+                paused_by=paused_by,
+                created_at=created_at,
+                updated_at=updated_at,
+                metadata=body,
+                unreadable=unreadable,
+            )
+        except ProjectInvalid as problem:  # once for a field, for what is put in its place is valid
+            field = problem.data["field"]
+            shown_id = repr(project_id)[:ID_CHARS_MAX]
+            shown = {"project_id": shown_id, "name": checked["project_id"], "weight": WEIGHT_UNIT}
+            checked[field], unreadable = shown.get(field), unreadable or f"{field}: {problem.message}"

@@ -79,6 +79,7 @@ class GraphRunInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float = 0.0
     ended_at: float | None = None
     resumes: int = 0  # how often it was resumed after it had ended
+    unreadable: str | None = None  # which stored columns cannot be read, and why
 
 
 class GraphRun(GraphRunInfo, frozen=True, kw_only=True):

@@ -23,13 +23,13 @@ from rota.store.file_identity import new_generation, unused
 from rota.store.first_kernel import Migration, keep_copy
 from rota.store.forks import abandon, add_store, sqlite_calls
 from rota.store.ipc_notify import CommitListener
-from rota.store.migrations import TABLES
 from rota.store.private_files import create_private, refuse_link
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
+from rota.store.sqlite_check import find_problems
 from rota.store.sqlite_connection import configure, connect, foreign_keys_off, migrate, translate_errors
 from rota.store.sqlite_engine import MEMORY, Durability, SqliteEngine, SqliteTransaction, open_engine
 from rota.store.statements import file as sql
-from rota.store.stored_values import cause_of, misplaced_values, unreadable_texts
+from rota.store.stored_values import cause_of
 from rota.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -322,10 +322,10 @@ class SqliteStore(Writer):
         """Return the problems found in the file, one sentence each; empty if it is sound."""
         try:
             if self._path == MEMORY:
-                return self._read_memory(_problems)
+                return self._read_memory(find_problems)
             self._check_readable()
             with sqlite_calls, contextlib.closing(self._connect_reader()) as connection:  # new, with an empty cache
-                return self._read_view(connection, _problems)
+                return self._read_view(connection, find_problems)
         except StoreCorrupt as problem:
             return [problem.message]
 
@@ -412,7 +412,7 @@ class SqliteStore(Writer):
             self._start_listening()
 
 
-# --- backup and check ----------------------------------------------------------------------------
+# --- backup --------------------------------------------------------------------------------------
 
 
 def _copy(source: apsw.Connection, target: apsw.Connection, progress: Callable[[int, int], None] | None) -> None:
@@ -438,28 +438,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _problems(tx: Transaction) -> list[str]:
-    found = [str(row[0]) for row in tx.run(sql.INTEGRITY) if row[0] != "ok"]
-    orphans = [f"{row[0]} row {row[1]} refers to a missing row of {row[2]}" for row in tx.run(sql.ORPHANS)]
-    return [*found, *_wrong_counts(tx), *orphans, *misplaced_values(tx), *unreadable_texts(tx)]
-
-
-def _wrong_counts(tx: Transaction) -> Iterator[str]:
-    """Yield a sentence for each partial index with rows that do not belong there: SQLite does not count them."""
-    for name, table, condition in tx.run(sql.PARTIAL_INDEXES):
-        if table not in TABLES:
-            continue
-        by_index, by_table = (
-            f"SELECT count(*) FROM {table} {how} WHERE {condition}"  # noqa: S608  # names of the schema
-            for how in (f"INDEXED BY {name}", "NOT INDEXED")
-        )
-        text = f"SELECT ({by_index}), ({by_table})"
-        try:
-            ((in_index, in_table),) = tx.run(Statement("index_counts", "The rows of an index, and of its table.", text))
-        except StoreError as damage:
-            yield f"index {name}: {damage.message}"
-            continue
-        if in_index != in_table:
-            yield f"index {name} has {in_index:,} entries for {in_table:,} rows"

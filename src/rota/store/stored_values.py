@@ -90,15 +90,20 @@ def misplaced_values(tx: Transaction, limit: int = PROBLEMS_MAX) -> Iterator[str
             f"WHEN typeof({name}) NOT IN ({_TYPES[kind]}{', ' + repr('null') if nullable else ''}) "
             f"THEN '{name} is ' || typeof({name}) || ', not {kind.lower()}'"
             for name, kind, nullable, _ in columns
-            if kind in _TYPES
+            if kind in _TYPES and _is_name(name)
         ]
-        keys = [name for name, _, _, position in columns if position]
+        keys = [name for name, _, _, position in columns if position and _is_name(name)]
         if not wrong or not keys:
             continue
         rows = f"SELECT {', '.join(keys)}, CASE {' '.join(wrong)} END AS wrong FROM {table}"  # noqa: S608  # names of the schema
         text = f"SELECT * FROM ({rows}) WHERE wrong IS NOT NULL LIMIT {limit}"  # noqa: S608
         for *key, problem in tx.run(Statement("misplaced", "Values of another type than their column's.", text)):
             yield f"{table} row {', '.join(map(repr, key))}: {problem}"
+
+
+def _is_name(name: str | bytes) -> bool:
+    """Whether a column's name can be written in a statement; that of a damaged definition may not."""
+    return isinstance(name, str) and name.isidentifier()
 
 
 def _not_utf8(row: Row) -> str | None:

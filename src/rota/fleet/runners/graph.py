@@ -27,6 +27,7 @@ from rota.errors import (
     IslandRefused,
     LeaseRefused,
     RotaError,
+    StoreCorrupt,
     StoreUnavailable,
 )
 from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
@@ -104,7 +105,7 @@ class GraphRunner:
         assert api is not None and entry.token is not None  # noqa: PT018, S101  # a supervisor has claimed it
         try:
             run = api.graphs.take_entry(entry.sched_id, entry.token)
-        except GraphInvalid as problem:
+        except (GraphInvalid, StoreCorrupt) as problem:
             return _failed(problem.message)
         if run.status in ENDED:
             return _outcome_of(run)

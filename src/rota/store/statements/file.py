@@ -46,6 +46,14 @@ ORPHANS = Statement(
     postgres="SELECT 'agent_schedule_queue', q.sched_id, 'agent_processes' FROM agent_schedule_queue q "
     "LEFT JOIN agent_processes p ON p.pid = q.pid WHERE p.pid IS NULL ORDER BY q.sched_id",
 )
+COLUMNS = Statement(
+    "columns",
+    "Every column of every table: the names of the table and of the column.",
+    "SELECT t.name, c.name FROM pragma_table_list t, pragma_table_info(t.name) c WHERE t.schema = 'main' "
+    "AND t.type = 'table' AND t.name NOT GLOB 'sqlite_*' ORDER BY t.name, c.cid",
+    postgres="SELECT table_name::text, column_name::text FROM information_schema.columns "
+    "WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position",
+)
 PARTIAL_INDEXES = Statement(
     "partial_indexes",
     "The indexes that have some rows of their table only, and the condition of each.",
