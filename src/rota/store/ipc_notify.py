@@ -131,10 +131,13 @@ class CommitNotifier:
 
     def _bind(self) -> socket.socket:
         own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        mode = Path(self._path).stat().st_mode & 0o666
         try:
+            with contextlib.suppress(OSError):  # Linux only: the file that `bind` makes has at most the socket's mode
+                os.fchmod(own.fileno(), mode)
             with self._address(self._own_name) as address:
                 own.bind(address)
-                Path(address).chmod(Path(self._path).stat().st_mode & 0o666)
+                Path(address).chmod(mode)  # whatever the umask has taken away
         except OSError:
             own.close()
             raise
