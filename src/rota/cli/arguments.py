@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -158,6 +157,8 @@ def policy_params(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 def named_values(pairs: Sequence[str], field: str) -> dict[str, Any]:
     """Parse values by name: the value is JSON, and a word that is not JSON is text."""
+    import json
+
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -181,6 +182,8 @@ def json_object(text: str, field: str) -> dict[str, Any]:
 
 def json_value(text: str, field: str) -> Any:
     """Parse JSON."""
+    import json
+
     try:
         return json.loads(text)
     except ValueError as problem:

@@ -11,13 +11,19 @@ program that executes its graph itself (`rota graph run` without agents, `Runtim
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from rota.model.agent_settings import AgentSettings
+from rota.lazy import late
 from rota.model.graph_budgets import GraphBudgetLine
 from rota.model.work import ATTEMPTS_MAX, Backoff, RestartPolicy
+
+if TYPE_CHECKING:
+    from rota.model import agent_settings
+    from rota.model.agent_settings import AgentSettings
+else:
+    agent_settings = late("rota.model.agent_settings")  # for those that start runs
 
 __all__ = [
     "BUDGETS_KEY",
@@ -131,7 +137,7 @@ def new_run_id(graph: str) -> str:
 
 def coordinator_settings(inputs: dict[str, Any] | None = None) -> AgentSettings:
     """Return the settings of an agent that is a graph; the inputs are the defaults of its runs."""
-    return AgentSettings(
+    return agent_settings.AgentSettings(
         runner=RUNNER,
         payload=inputs or {},
         max_attempts=ATTEMPTS_MAX,
