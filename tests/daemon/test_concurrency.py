@@ -111,6 +111,49 @@ def test_simultaneous_requests_share_a_commit_and_wake_the_loop_once(tmp_path: P
     joint.close()
 
 
+def test_a_group_waits_for_the_writer_thread_and_then_runs_in_the_loop(tmp_path: Path) -> None:
+    """Else groups that find the thread busy would follow each other to it for as long as the load lasts."""
+    joint = store.open_joined(str(tmp_path / "rota.db"))
+    handlers = RpcHandlers(kernel := Kernel(joint), Dispatcher(kernel))
+    pid = kernel.agents.create("agent")
+    committed_by: list[bool] = []  # whether the writer thread did
+    submitted = threading.Event()
+
+    def committed() -> None:
+        committed_by.append(threading.current_thread().name == "rota-writer")
+        if committed_by == [True]:
+            submitted.wait()  # the thread has not delivered yet
+
+    joint.on_change(committed)
+
+    async def groups() -> list[int]:
+        executor = CallExecutor(asyncio.get_running_loop(), joint, handlers)
+        ids: list[int] = []
+        done = asyncio.Event()
+
+        def reply(result: Any, error: BaseException | None) -> None:
+            assert error is None
+            ids.append(result.sched_id)
+            if len(ids) == 12:
+                done.set()
+
+        for inline_from in (float("inf"), 0.0, 0.0):  # the first as after a slow commit
+            executor._inline_from = inline_from
+            for _ in range(4):
+                executor.submit(METHODS["kernel.sched.enqueue"], ScheduleSpec(pid), LOCAL, Caller(reply))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        submitted.set()
+        await done.wait()
+        executor.close()
+        return ids
+
+    assert asyncio.run(groups()) == list(range(1, 13))
+    assert committed_by == [True, False]
+    handlers.close()
+    joint.close()
+
+
 def test_a_failing_request_does_not_affect_the_others_of_its_group(served: Served) -> None:
     with served.client() as client, Raw(served.unix) as raw:
         pid = client.create_agent("agent", "callable")

@@ -330,7 +330,8 @@ class Writer:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_MAX))]
             for request in batch:
                 request.state = RequestState.RUNNING
-            self._contended = self._held or len(batch) > 1
+            # of callers that wait: what was posted together says nothing about others
+            self._contended = self._held or sum(request.condition is not None for request in batch) > 1
             return batch
 
     # --- forks (forks.py) ------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import METHODS, Method
 from rota.service.dispatcher import ANSWER_WAIT_S, NOTHING
 from rota.store import JoinedStore
-from rota.store.requests import PostedWrite
+from rota.store.requests import PostedWrite, RequestState
 
 __all__ = ["CallExecutor"]
 
@@ -80,6 +80,7 @@ class CallExecutor:
         self._group: list[PostedWrite[Any]] = []  # the next group of writes
         self._group_entries = 0  # entries that it may touch
         self._is_held = False  # `run_writes` will run it
+        self._posted: list[PostedWrite[Any]] = []  # that the writer thread has, except those that may wait there
         self._inline_from = 0.0  # when the loop may run groups itself again
         self._slow_disk_s = SLOW_DISK_S[0]  # how long it does not after the next slow commit
         self._delivered: deque[tuple[Callable[..., None], Any]] = deque()  # calls that other threads left for the loop
@@ -202,7 +203,7 @@ class CallExecutor:
 
     def _write_denial(self, principal: Principal, method: str | None, reason: str, count: int) -> None:
         record = partial(self._handlers.record_denied, principal, method, reason, count)
-        self._add_to_group(self._store.posted_write(record, _ignore))
+        self._add_to_group(self._store.posted_write(record, partial(self._deliver, _ignore, None)))
 
     # --- whether the store can be written --------------------------------------------------------
 
@@ -259,18 +260,29 @@ class CallExecutor:
         self._run_group()
 
     def _run_group(self) -> None:
+        if not self._group or self._awaits_thread():
+            return  # they have run already, or will when the thread has delivered
         writes, self._group = self._group, []
-        if not writes:
-            return  # they have run already
         entries, self._group_entries = self._group_entries, 0
         try:
             if entries > INLINE_ENTRIES_MAX or not self._run_group_inline(writes):
                 self._store.post(writes)
+                self._posted += [write for write in writes if not write.may_park]
         except RotaError as error:  # the store is closed
             if self._probe is not None and not self._probe.done():
                 self._probe.set_exception(error)
             for pending in [pending for pending in self.pending_calls if pending.write in writes]:
                 pending.respond(None, error)
+
+    def _awaits_thread(self) -> bool:
+        """Whether the group is to wait for what the writer thread is doing, and then run in the loop.
+
+        Otherwise, once a group had gone to the thread, every next one would find it busy: two threads would take turns
+        for as long as the load lasts, at a third more CPU time.
+        """
+        self._posted = [write for write in self._posted if write.state is not RequestState.DONE]
+        may_run_here = self._group_entries <= INLINE_ENTRIES_MAX and self._loop.time() >= self._inline_from
+        return bool(self._posted) and may_run_here
 
     def _run_group_inline(self, writes: list[PostedWrite[Any]]) -> bool:
         """Run a group in the loop, if commits are fast and no other thread writes; return whether it ran."""
@@ -450,7 +462,7 @@ class CallExecutor:
         for entry in getattr(result, "entries", None) or ():
             if pending.method.execution == "claim" and entry.token is not None:
                 put_back = partial(self._handlers.kernel.queue.put_back, entry.sched_id, token=entry.token)
-                self._add_to_group(self._store.posted_write(put_back, _ignore))
+                self._add_to_group(self._store.posted_write(put_back, partial(self._deliver, _ignore, None)))
 
     # --- reads, dry runs, and calls that take several commits ------------------------------------
 
@@ -516,6 +528,8 @@ class CallExecutor:
         self._store.wait_delivered()  # so that all results of a commit are taken together
         self._woken = False
         self._run_delivered()
+        if self._group:  # it may have waited for this
+            self._loop.call_soon(self._run_group)
 
     def _run_delivered(self) -> None:
         self.wakes += 1
@@ -583,5 +597,5 @@ def _entry_count(params: Any) -> int:
     return max(len(many), getattr(params, "max_n", 1))
 
 
-def _ignore() -> None:
+def _ignore(_pending: None) -> None:
     """Ignore the result of a posted write."""
