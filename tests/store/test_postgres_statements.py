@@ -21,7 +21,7 @@ from rota.kernel import Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
 from rota.store import Row, Statement, postgres_schema, statements
 from rota.store.migrations import LATEST, POSTGRES_BASE, POSTGRES_STEPS, STEPS
-from rota.store.postgres_batches import BATCH_ROWS_MAX, BATCH_ROWS_MIN, arrays, batch_of, commands
+from rota.store.postgres_batches import BATCH_ROWS_MAX, BATCH_ROWS_MIN, FORMS_MAX, batch_of, command_for, commands
 from rota.store.postgres_text import gives_id, postgres_text
 from tests.kernel.populated_world import PopulatedWorld
 from tests.postgres_server import shared_dsn
@@ -200,10 +200,10 @@ def test_a_batch_does_what_its_rows_do_one_by_one(filled: Shadow, connection: ap
         rows = [parameters(text, types, generator) for _ in range(2)]
         if gives_id(statement):
             rows = [(LAST_ID + number, *row[1:]) for number, row in enumerate(rows, 1)]
-        given = arrays(batch, rows)
-        if read is None or given is None or worked == 2:
+        command = command_for(batch, rows)
+        if read is None or command is None or worked == 2:
             continue
-        after = [_written(filled, read, [(text, row) for row in rows]), _written(filled, read, [(batch.text, given)])]
+        after = [_written(filled, read, [(text, row) for row in rows]), _written(filled, read, [command])]
         assert (after[0] is None) == (after[1] is None), rows
         if after[0] is not None and after[1] is not None:
             assert same(read, after[0], after[1]), rows
@@ -228,7 +228,9 @@ def _written(filled: Shadow, read: Statement, commands: list[tuple[str, Sequence
 def test_many_rows_are_sent_in_few_commands() -> None:
     release, text = STATEMENTS["entry_release"], postgres_text(STATEMENTS["entry_release"])
     rows = [(None, sched_id) for sched_id in range(1, BATCH_ROWS_MAX + 2)]
-    assert [len(values[1].split(",")) for _, values in commands(release, rows)] == [BATCH_ROWS_MAX, 1]
+    (_, many), rest = commands(release, rows)
+    assert len(many[1].split(",")) == BATCH_ROWS_MAX
+    assert rest == (text, rows[-1])
     assert list(commands(release, rows[: BATCH_ROWS_MIN - 1])) == [(text, row) for row in rows[: BATCH_ROWS_MIN - 1]]
     assert list(commands(release, [rows[0]] * 3)) == [(text, rows[0])] * 3  # the same key again
     moved = STATEMENTS["entry_copy"]  # inserts what it selects: no batch
@@ -237,13 +239,33 @@ def test_many_rows_are_sent_in_few_commands() -> None:
 
 def test_a_copy_of_rows_is_a_batch_too() -> None:
     copy = Statement("copy", "A copied row.", 'INSERT INTO "entry_tags" ("tag", "sched_id") VALUES (?, ?)')
-    assert batch_of(copy) == BATCHED["entry_tag"]
+    copied = batch_of(copy)
+    assert copied is not None and copied.text == BATCHED["entry_tag"].text  # noqa: PT018  # one statement about it
 
 
 def test_rows_with_the_same_key_and_difficult_texts() -> None:
     batch = BATCHED["entry_release"]
-    assert arrays(batch, [("time", 1), (None, 1)]) is None
-    assert arrays(batch, [('a"b\\c,{}', 1), (None, 2)]) == ['{"a\\"b\\\\c,{}",NULL}', "{1,2}"]
+    assert command_for(batch, [("time", 1), (None, 1)]) is None
+    command = command_for(batch, [('a"b\\c,{}', 1), (None, 2)])
+    assert command == (batch.text, ['{"a\\"b\\\\c,{}",NULL}', "{1,2}"])
+
+
+def test_what_is_the_same_in_all_rows_is_sent_once_in_a_bounded_number_of_forms() -> None:
+    batch = batch_of(STATEMENTS["entry_claim"])
+    assert batch is not None
+    batch.forms.clear()
+    row = ("worker", "", 1.0, 1.0, 30.0, 31.0, 7, None, 0)
+    text, values = command_for(batch, [(*row, number) for number in (1, 2)]) or ("", [])
+    assert "unnest($10::bigint[]) AS u(p10)" in text
+    assert values == [*row, "{1,2}"]
+    tag = batch_of(STATEMENTS["entry_tag"])
+    assert tag is not None
+    assert (command_for(tag, [("red", 1)] * 3) or ("", []))[1] == ['{"red","red","red"}', 1]  # all three rows
+    for place in range(9):
+        rows = [(*row[:place], None if number else row[place], *row[place + 1 :], number) for number in (0, 1)]
+        assert command_for(batch, rows) is not None
+    assert len(batch.forms) == FORMS_MAX
+    assert (command_for(batch, rows) or ("",))[0] == batch.text  # one form too many: all as arrays
 
 
 # --- a kernel at work ----------------------------------------------------------------------------

@@ -5,6 +5,9 @@ together. The text is derived for a statement that inserts values, and for one t
 equality of columns with parameters. A few others have a text that is written here (`_WRITTEN`); any other statement
 runs once for each row.
 
+A parameter that is the same in all rows, such as the time or the worker of a claim, is not sent as an array: the
+statement has a form for each set of such parameters, up to `FORMS_MAX`.
+
 One statement changes a row at most once. So rows of parameters that name the same key twice run one by one, and the
 last one counts, as it should (`Batch.keys`).
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from rota.store.postgres_schema import COLUMNS
@@ -21,10 +25,11 @@ from rota.store.postgres_text import postgres_text
 from rota.store.protocol import Statement
 from rota.store.statements.budgets import BUCKET_ADD
 
-__all__ = ["BATCH_ROWS_MAX", "BATCH_ROWS_MIN", "Batch", "arrays", "batch_of", "commands"]
+__all__ = ["BATCH_ROWS_MAX", "BATCH_ROWS_MIN", "FORMS_MAX", "Batch", "batch_of", "command_for", "commands"]
 
 BATCH_ROWS_MIN = 3  # fewer rows are sent one by one
 BATCH_ROWS_MAX = 1_000  # in one statement, so that no array becomes too large to hold
+FORMS_MAX = 8  # of one statement: each is prepared by the server, and kept there
 
 _INSERT = re.compile(
     r"INSERT INTO (?P<table>\w+)(?: AS \w+)? \((?P<columns>[\w, ]+)\) VALUES \((?P<values>[^()]+)\)"
@@ -42,6 +47,8 @@ class Batch(NamedTuple):
 
     text: str
     keys: tuple[int, ...]  # the parameters that together name a row, from 0; empty: rows may be equal
+    types: tuple[str, ...]  # of the parameters; empty: there is no form with constants
+    forms: dict[frozenset[int], str]  # by the parameters that are constant, from 0
 
 
 _WRITTEN = {
@@ -55,6 +62,8 @@ _WRITTEN = {
         "ON CONFLICT (owner, dim, window_s, leaves_at) "
         "DO UPDATE SET amount = b.amount + excluded.amount, ended = b.ended + excluded.ended",
         (0, 1),
+        (),
+        {},
     )
 }
 
@@ -81,49 +90,58 @@ def _inserted(found: re.Match[str]) -> Batch | None:
     if len(columns) != len(values):
         return None
     places = {value[1:]: column for column, value in zip(columns, values, strict=True) if value.startswith("$")}
-    made = _rows(found["table"], places)
-    if made is None:
+    types = _types(found["table"], places)
+    if types is None:
         return None
-    text = f"INSERT INTO {found['table']} AS t ({found['columns']}) SELECT {_named(found['values'])} FROM {made}"  # noqa: S608  # names of the schema
+    head = f"INSERT INTO {found['table']} AS t ({found['columns']})"
+    text = f"{head} SELECT {_named(found['values'])} FROM {_unnest(types)}"  # noqa: S608  # names of the schema
     if found["conflict"] is None:
-        return Batch(text, ())
+        return Batch(text, (), types, {})
     action = _PARAMETER.sub(lambda each: f"excluded.{places[each[1]]}", found["action"])
     action = re.sub(r"\b(?:b|f)\.", "t.", action)  # how the statements call the row that is there
     keys = tuple(int(place) - 1 for place, column in places.items() if column in found["conflict"].split(", "))
-    return Batch(f"{text} ON CONFLICT ({found['conflict']}) {action}", keys)
+    return Batch(f"{text} ON CONFLICT ({found['conflict']}) {action}", keys, types, {})
 
 
 def _updated(found: re.Match[str]) -> Batch | None:
     places = {place: column for column, place in _EQUAL.findall(found["condition"])}
-    keys, types = tuple(int(place) - 1 for place in places), COLUMNS[found["table"]]
+    keys, kinds = tuple(int(place) - 1 for place in places), COLUMNS[found["table"]]
     for change in _COMMA.split(found["changes"]):
         column = change.split(" = ")[0]
         for place in _PARAMETER.findall(change):
-            if types.get(places.setdefault(place, column)) != types.get(column):
+            if kinds.get(places.setdefault(place, column)) != kinds.get(column):
                 return None  # one parameter of two types
-    made = _rows(found["table"], places)
-    if made is None or not keys or set(_PARAMETER.findall(found["condition"])) - places.keys():
+    types = _types(found["table"], places)
+    if types is None or not keys or set(_PARAMETER.findall(found["condition"])) - places.keys():
         return None
     changes, condition = _named(found["changes"]), _named(found["condition"])
-    return Batch(f"UPDATE {found['table']} AS t SET {changes} FROM {made} WHERE {condition}", keys)  # noqa: S608
+    text = f"UPDATE {found['table']} AS t SET {changes} FROM {_unnest(types)} WHERE {condition}"  # noqa: S608
+    return Batch(text, keys, types, {})
 
 
 def _deleted(found: re.Match[str]) -> Batch | None:
     places = {place: column for column, place in _EQUAL.findall(found["condition"])}
-    made = _rows(found["table"], places)
-    if made is None or set(_PARAMETER.findall(found["condition"])) - places.keys():
+    types = _types(found["table"], places)
+    if types is None or set(_PARAMETER.findall(found["condition"])) - places.keys():
         return None
-    return Batch(f"DELETE FROM {found['table']} AS t USING {made} WHERE {_named(found['condition'])}", ())  # noqa: S608
+    text = f"DELETE FROM {found['table']} AS t USING {_unnest(types)} WHERE {_named(found['condition'])}"  # noqa: S608
+    return Batch(text, (), types, {})
 
 
-def _rows(table: str, places: dict[str, str]) -> str | None:
-    """The parameters as rows: `u.p1` is the first one. None if the type of one is not known."""
+def _types(table: str, places: dict[str, str]) -> tuple[str, ...] | None:
+    """Return the types of the parameters; None if that of one is not known."""
     types = COLUMNS[table]
     count = len(places)
     if not count or sorted(map(int, places)) != list(range(1, count + 1)) or not set(places.values()) <= types.keys():
         return None
-    given = ", ".join(f"${place}::{types[places[str(place)]]}[]" for place in range(1, count + 1))
-    return f"unnest({given}) AS u({', '.join(f'p{place}' for place in range(1, count + 1))})"
+    return tuple(types[places[str(place)]] for place in range(1, count + 1))
+
+
+def _unnest(types: Sequence[str], constants: Collection[int] = ()) -> str:
+    """Return the parameters as rows: `u.p1` is the first one."""
+    places = [(place, kind) for place, kind in enumerate(types, 1) if place - 1 not in constants]
+    given = ", ".join(f"${place}::{kind}[]" for place, kind in places)
+    return f"unnest({given}) AS u({', '.join(f'p{place}' for place, _ in places)})"
 
 
 def _named(text: str) -> str:
@@ -140,18 +158,44 @@ def commands(statement: Statement, rows: Collection[Sequence[Any]]) -> Iterator[
     all_rows = list(rows)
     for first in range(0, len(all_rows), BATCH_ROWS_MAX):
         some = all_rows[first : first + BATCH_ROWS_MAX]
-        given = arrays(batch, some)
-        if given is not None:
-            yield batch.text, given
+        command = command_for(batch, some) if len(some) >= BATCH_ROWS_MIN else None
+        if command is not None:
+            yield command
         else:
             yield from ((postgres_text(statement), row) for row in some)
 
 
-def arrays(batch: Batch, rows: Collection[Sequence[Any]]) -> list[str] | None:
-    """Return the parameters of a batch; None if two rows have the same key."""
-    if batch.keys and len({tuple(row[key] for key in batch.keys) for row in rows}) < len(rows):
+def command_for(batch: Batch, rows: Sequence[Sequence[Any]]) -> tuple[str, Sequence[Any]] | None:
+    """Return the text and the parameters that run a batch for these rows; None if two of them have the same key."""
+    if batch.keys and len(set(map(itemgetter(*batch.keys), rows))) < len(rows):
         return None
-    return [f"{{{','.join(_elements(values))}}}" for values in zip(*rows, strict=True)]
+    columns = list(zip(*rows, strict=True))
+    constants = frozenset(place for place, values in enumerate(columns) if values.count(values[0]) == len(values))
+    if len(constants) == len(columns):
+        constants -= {0}  # one array tells how many rows there are
+    text = _form(batch, constants) if constants and batch.types else None
+    if text is None:
+        return batch.text, [_array(values) for values in columns]
+    return text, [values[0] if place in constants else _array(values) for place, values in enumerate(columns)]
+
+
+def _form(batch: Batch, constants: frozenset[int]) -> str | None:
+    """Return the text with some parameters that are the same in all rows; None if there are too many forms."""
+    if constants not in batch.forms and len(batch.forms) < FORMS_MAX:
+        text = batch.text.replace(_unnest(batch.types), _unnest(batch.types, constants))
+        for place in constants:
+            text = re.sub(rf"\bu\.p{place + 1}\b", f"${place + 1}::{batch.types[place]}", text)
+        batch.forms[constants] = text
+    return batch.forms.get(constants)
+
+
+def _array(values: Sequence[Any]) -> str:
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        return f"{{{','.join(map(str, values))}}}"
+    if kinds == {float}:
+        return f"{{{','.join(map(repr, values))}}}"
+    return f"{{{','.join(_elements(values))}}}"
 
 
 def _elements(values: Sequence[Any]) -> Iterator[str]:
