@@ -478,23 +478,21 @@ class ClaimPass:
         head = (worker.worker_id, worker.incarnation, now, now, request.timeout_s, expires_at, token)
         # the columns of statements.queue.ENTRY from state on
         tail = (_DISPATCHED, worker.worker_id, now, None, None, None, token, expires_at, 0)
-        rows, fences, touched = [], [], []
-        entries: list[ReadyEntry] = []
-        unreadable: list[ReadyEntry] = []
-        for each in claimed:
-            row, workspace = each.row, each.workspace
-            rows.append((*head, workspace, each.estimate, row[0]))
-            touched.append((row[PID], row[PROJECT]))
-            if workspace is not None:
-                fences.append((token, workspace))
-            attempt = row[ATTEMPT] + 1  # the entry that the worker gets is built without reading the row again
-            entry = entry_from_row((*row[:ATTEMPT], attempt, *row[ATTEMPT + 1 : READY_WIDTH], *tail, workspace))
-            (entries if entry.unreadable is None else unreadable).append(entry)
+        rows = [(*head, each.workspace, each.estimate, each.row[0]) for each in claimed]
         # one statement per id, in order: neighbours share pages, and one UPDATE of many rows would find each row twice
         rows.sort(key=_sched_id)
         self.tx.run_many(sql.CLAIM, rows)
-        if fences:
+        if fences := [(token, each.workspace) for each in claimed if each.workspace is not None]:
             self.tx.run_many(project_sql.WORKSPACE_FENCE, fences)
+        touched = []
+        entries: list[ReadyEntry] = []
+        unreadable: list[ReadyEntry] = []
+        for each in claimed:  # a server works on the claims meanwhile
+            row = each.row
+            touched.append((row[PID], row[PROJECT]))
+            attempt = row[ATTEMPT] + 1  # the entry that the worker gets is built without reading the row again
+            entry = entry_from_row((*row[:ATTEMPT], attempt, *row[ATTEMPT + 1 : READY_WIDTH], *tail, each.workspace))
+            (entries if entry.unreadable is None else unreadable).append(entry)
         self.env.cache.touch_all(touched)
         if self._due.any_context:
             self.env.cache.drop_due_summary()  # a context that was charged refills later

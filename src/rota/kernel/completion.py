@@ -313,6 +313,8 @@ def _write(
     now: float,
 ) -> None:
     """Write what became of the runs, and adjust what is remembered."""
+    # first: a server works on it while the rest is prepared
+    kinds = _mark_completed(tx, completed, now) if completed else []
     costs: list[tuple[int, str | None, int]] = []  # what the flows have to be corrected by
     touched: list[tuple[int, str | None]] = []
     is_gone: dict[str, bool] = {}  # by worker
@@ -332,7 +334,7 @@ def _write(
         env.workers_seen.mark_gone(worker_id) if gone else env.workers_seen.mark_seen(worker_id)
     moves = flows.moves_for_costs(tx, costs) if costs else []
     if completed:
-        _write_completed(tx, env, completed, moves, now)
+        _write_completed(tx, env, completed, kinds, moves=moves, now=now)
     if retried:
         _write_retries(tx, env, retried, moves if not completed else [], now)
     if shares:
@@ -341,21 +343,38 @@ def _write(
     tx.effects.wake_parked = True
 
 
+def _mark_completed(tx: Transaction, ended: list[tuple[RunRow, RunEnd]], now: float) -> list[str]:
+    """Write the rows of the runs that ended for good; returns the exit kind of each."""
+    kinds = [
+        "cancelled" if run.cancel_requested and run_end.verb == "reclaim" else run_end.exit_kind
+        for run, run_end in ended
+    ]
+    rows = [
+        (now, kind, run_end.outcome, run_end.result, run.sched_id)
+        for kind, (run, run_end) in zip(kinds, ended, strict=True)
+    ]
+    rows.sort(key=_sched_id)  # neighbours share pages
+    tx.run_many(sql.COMPLETE, rows)
+    return kinds
+
+
 def _write_completed(
-    tx: Transaction, env: KernelEnvironment, ended: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float
+    tx: Transaction,
+    env: KernelEnvironment,
+    ended: list[tuple[RunRow, RunEnd]],
+    kinds: list[str],
+    *,
+    moves: list[FlowMove],
+    now: float,
 ) -> None:
-    """Write the runs that ended for good, and process the entries that waited for them."""
-    rows, entries, ended_ids, awaited = [], [], [], []
-    for run, run_end in ended:
-        exit_kind = "cancelled" if run.cancel_requested and run_end.verb == "reclaim" else run_end.exit_kind
+    """Record the runs that ended for good, and process the entries that waited for them."""
+    entries, ended_ids, awaited = [], [], []
+    for exit_kind, (run, run_end) in zip(kinds, ended, strict=True):
         _end_asks(tx, run, now, is_used=exit_kind == "completed")
-        rows.append((now, exit_kind, run_end.outcome, run_end.result, run.sched_id))
         entries.append(CompletedEntry(run.sched_id, exit_kind, run_end.outcome))
         ended_ids.append(run.sched_id)
         if run.awaited:
             awaited.append(run.sched_id)
-    rows.sort(key=_sched_id)  # neighbours share pages
-    tx.run_many(sql.COMPLETE, rows)
     event = EntriesCompleted(entries=entries, worker_id=ended[0][0].worker_id, flows=moves)
     event_id = append(tx, event, now=now)
     if moves:

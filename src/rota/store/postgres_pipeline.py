@@ -75,6 +75,12 @@ class Pipeline:
             self._read()
         self._entered = False
 
+    def begin(self) -> None:
+        """Send the buffer without waiting: the server works on it while this process goes on."""
+        self._entered = True
+        self._link.flush()
+        self._entered = False
+
     def rows(self, text: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Send a statement and everything before it, and return its rows."""
         self.send(text, parameters)

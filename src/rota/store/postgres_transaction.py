@@ -16,7 +16,7 @@ import psycopg
 
 from rota.errors import StoreError
 from rota.store.engine import TransactionLost
-from rota.store.postgres_batches import commands
+from rota.store.postgres_batches import BATCH_ROWS_MIN, commands
 from rota.store.postgres_connection import statement_error
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_text import gives_id, postgres_text
@@ -199,6 +199,8 @@ class PostgresTransaction:
         try:
             for text, values in commands(statement, parameters):
                 self._pipeline.send(text, values)
+            if len(parameters) >= BATCH_ROWS_MIN:
+                self._pipeline.begin()
         except psycopg.Error as problem:
             raise self._failed(problem) from problem
 
