@@ -736,6 +736,7 @@ class StoreCorrupt(StoreError, code=-32115, name="kernel_store_corrupt"):
     kind: str | None
     version: object
     pid: int | None
+    run_id: str | None
     note: str | None
     token_id: str | None
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rota.errors import RotaError, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim, WaitTimeout
-from rota.kernel import Completion, EntryFilter, ScheduleSpec
+from rota.kernel import Completion, EntryFilter, RunReport, ScheduleSpec
 from rota.kernel.run_reports import COMPLETE_MAX
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.events import EntriesClaimed, EntriesCompleted
-from rota.model.work import ReadyEntry
+from rota.model.work import Backoff, ReadyEntry
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World
 from tests.store.world import Caller
@@ -108,6 +108,26 @@ def test_complete_and_claim_works_under_every_policy(world: World, api: Dispatch
         answers, live = api.complete_and_claim(done, "worker")
         assert answers == [("dispatched", "completed")]
     assert seen == ids
+
+
+@pytest.mark.parametrize("way", ["dependent", "retry", "yield", "due"])
+def test_what_a_turn_makes_ready_is_claimed_in_it_and_in_its_place(world: World, pid: int, way: str) -> None:
+    """The first ready entries may be read before the runs end; what becomes ready then goes before them."""
+    backoff = Backoff(base_s=0.0)
+    first = world.put(pid, priority=9, retry_on=("crashed",), backoff=backoff)
+    entry = world.take_one()
+    others = [world.put(pid) for _ in range(3)]
+    expected = first
+    if way == "dependent":
+        expected = world.put(pid, priority=5, after=(first,))
+    elif way == "due":
+        expected = world.put(pid, priority=5, delay_s=10.0)
+        world.clock.advance(20.0)
+    back: Any = "yield" if way == "yield" else None
+    kind: Any = "crashed" if way == "retry" else "completed"
+    report = RunReport(sched_id=first, token=entry.token or 0, exit_kind=kind, back=back)
+    result = world.dispatcher.turn([report], "worker", 3, policy="strict")
+    assert [each.sched_id for each in result.entries] == [expected, *others[:2]]
 
 
 def test_a_refused_completion_does_not_prevent_the_next_claim(world: World, pid: int) -> None:

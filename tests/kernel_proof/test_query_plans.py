@@ -556,6 +556,7 @@ COLD: Mapping[str, str] = {
     "vacuum_step": "Moves pages, not rows.",
     "grants": "For operators; there are at most GRANTS_MAX.",
     "grant_states": "For a checkpoint; there are at most GRANTS_MAX.",
+    "all_columns": "Reads the schema, for a check.",
     "partial_indexes": "Reads the schema, for a check.",
     "integrity": "Looks at every page there is: that is what it is for.",
     "orphans": "Looks at every row there is: that is what it is for.",

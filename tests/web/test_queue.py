@@ -106,15 +106,15 @@ def test_all_that_match_are_changed_then_cancelled(operator: Page, shared: World
     operator.goto(f"{shared.board.url}/queue?project=bulk-change")
     expect(operator.get_by_text("all 5 that match")).to_be_visible()
     operator.get_by_role("button", name="Change …").click()
-    operator.get_by_label("Priority; higher runs sooner").fill("42")
+    operator.get_by_label("Priority; higher runs sooner").fill("74242")
     operator.get_by_role("button", name="Continue").click()
     operator.get_by_role("alertdialog").get_by_role("button", name="Change 4").click()
-    expect(operator.locator("tbody tr").filter(has_text="42")).to_have_count(4)
+    expect(operator.locator("tbody tr").filter(has_text="74242")).to_have_count(4)
     operator.get_by_role("button", name="Cancel", exact=True).click()
     operator.get_by_role("alertdialog").get_by_role("button", name="Cancel 4").click()
     expect(operator.locator("tbody .chip").filter(has_text="cancelled")).to_have_count(4)
     with shared.client() as client:
-        assert {client.get(sched_id).priority for sched_id in ids} == {42}
+        assert {client.get(sched_id).priority for sched_id in ids} == {74242}
         assert client.get(done).status == "failed"
     assert "uid:0" in authors(shared, "kernel.sched.cancelled")
 

@@ -60,7 +60,7 @@ from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
 from rota.store.statements import ready_heads as head_sql
 
-__all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim", "begin_claim"]
+__all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim", "begin_claim", "read_ready_ahead"]
 
 CLAIM_BYTES_MAX = 16 * 1024 * 1024  # payload bytes after which a claim takes no more entries, to bound its response
 
@@ -99,9 +99,32 @@ class PendingClaim(msgspec.Struct, frozen=True, gc=False):
         return self.row[PROJECT]  # type: ignore[no-any-return]  # a row is untyped
 
 
-def begin_claim(tx: Transaction, env: KernelEnvironment, maintenance: Maintenance, request: TurnRequest) -> ClaimPass:
-    """Do what is due, release what was held for the worker, and return the pass of its claim."""
+def read_ready_ahead(tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float) -> list[Row] | None:
+    """Read the first ready entries before runs are ended, for `begin_claim`; None if more than reading is due.
+
+    On a server the writes of the ends are then followed by those of the claims, without an answer between them.
+    """
+    due = env.cache.due_summary(tx)
+    if due is None or due.is_due(now) or due.affinity_until is not None or request.now is not None:
+        return None
+    return tx.run(sql.READY, _ready_parameters(request, now, min(request.max_n, READ_MAX)))
+
+
+def begin_claim(
+    tx: Transaction,
+    env: KernelEnvironment,
+    maintenance: Maintenance,
+    request: TurnRequest,
+    ahead: list[Row] | None = None,
+) -> ClaimPass:
+    """Do what is due, release what was held for the worker, and return the pass of its claim.
+
+    `ahead` are the first ready entries, if they were read in this transaction and none has become ready since.
+    """
     now = env.read_clock(tx, writes=False)
+    known = env.cache.due_summary(tx)
+    if known is None or known.is_due(now):
+        ahead = None
     due = maintenance.run_due(tx, now, now_from_clock=True, sweeps=request.now is None)
     env.workers_seen.mark_seen(request.worker.worker_id)
     if due.affinity_until is not None:
@@ -109,6 +132,7 @@ def begin_claim(tx: Transaction, env: KernelEnvironment, maintenance: Maintenanc
         # while entries are held for workers, one worker's empty result says nothing about another worker's
         tx.effects.applies_to_equivalents = False
     claim = ClaimPass(tx, env, request, now, due)
+    claim.ahead = ahead
     if request.now is not None:
         claim.lift_holds()
     return claim
@@ -127,6 +151,7 @@ class ClaimPass:
         self.claimed_at = now
         self.now = now if request.now is None else request.now
         self._kinds = request.kinds if ONLY_KINDS in request.kinds else (None, *request.kinds)  # that it takes
+        self.ahead: list[Row] | None = None  # the first ready entries, if they were read before
         self.lifted: list[Row] = []  # held entries that only this claim sees
         self.has_unreleased = due.held_at is not None and due.held_at <= now  # held entries that are due
         self._due = due
@@ -167,10 +192,6 @@ class ClaimPass:
     def is_full(self) -> bool:
         """Whether the claim has reached its number of entries or its size."""
         return len(self.claimed) >= self.request.max_n or self._bytes >= CLAIM_BYTES_MAX
-
-    @property
-    def _kinds_json(self) -> str:
-        return json_list(self.request.kinds) if self.request.kinds else _NONE
 
     @property
     def _claim_checks(self) -> ClaimChecks:
@@ -351,12 +372,14 @@ class ClaimPass:
         filtered = (
             self._due.any_stopped or self._due.any_ledger or self.claimed or self.refused_groups or self.blocked_pids
         )
+        ahead, self.ahead = self.ahead, None
         if project_id is None and not filtered:
-            return self.tx.run(sql.READY, (self.now, self._kinds_json, count))
-        parameters = self._filter_parameters(count)
+            parameters = _ready_parameters(self.request, self.now, count)
+            return self.tx.run(sql.READY, parameters) if ahead is None else ahead
+        filters = self._filter_parameters(count)
         if project_id is None:
-            return self.tx.run(sql.READY_UNBLOCKED, parameters)
-        return self.tx.run(sql.READY_OF_PROJECT, (*parameters, project_id or None))
+            return self.tx.run(sql.READY_UNBLOCKED, filters)
+        return self.tx.run(sql.READY_OF_PROJECT, (*filters, project_id or None))
 
     def nearest_deadlines(self, limit: int) -> list[Row]:
         """Return the next entries by deadline that are not excluded."""
@@ -366,7 +389,7 @@ class ClaimPass:
         """Return the parameters of the statements that leave out what this pass has excluded or claimed."""
         sets = (self.blocked_pids, self.blocked_projects, self.blocked_needs, self.refused_groups, self._claimed_ids)
         excluded = tuple(json_list(each) if each else _NONE for each in sets)
-        return self.now, self._kinds_json, limit, self.request.check_budgets, *excluded
+        return *_ready_parameters(self.request, self.now, limit), self.request.check_budgets, *excluded
 
     def ensure_index(self, by: Literal["agent", "project", "deadline"]) -> None:
         """Create the index of ready entries by agent, project or deadline if it does not exist.
@@ -426,7 +449,7 @@ class ClaimPass:
         prefix = f"{pid}|"
         refused = {each.removeprefix(prefix) for each in self.refused_groups if each.startswith(prefix)}
         sets = tuple(json_list(each) if each else _NONE for each in (refused, done, self.blocked_needs))
-        return self.tx.run(sql.READY_OF_AGENT, (self.now, self._kinds_json, limit, pid, *sets))
+        return self.tx.run(sql.READY_OF_AGENT, (*_ready_parameters(self.request, self.now, limit), pid, *sets))
 
     def heads_of_project(self, project_id: str, limit: int, offset: int) -> list[Row]:
         """Return the next entries of a project ("" is none) that are not excluded, after `offset` tried ones."""
@@ -539,6 +562,10 @@ class ClaimPass:
         for context, count in used.values():
             moved |= contexts.charge(self.tx, [context], {"requests": count}, self.claimed_at)
         return moved
+
+
+def _ready_parameters(request: TurnRequest, now: float, limit: int) -> tuple[float, str, int]:
+    return now, json_list(request.kinds) if request.kinds else _NONE, limit
 
 
 def _strict_order(row: Row) -> tuple[int, float, int]:

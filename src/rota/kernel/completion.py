@@ -120,6 +120,7 @@ class EndedRuns(NamedTuple):
     answers: list[CompletionAnswer]
     runs: dict[int, RunRow]
     final: dict[int, str]  # agents whose entry ended for good, with the reported exit kind
+    makes_ready: bool = False  # entries may have become ready: runs that go back, or entries that waited for one
 
 
 def foretell_runs(tx: Transaction, run_ends: Sequence[RunEnd]) -> None:
@@ -169,7 +170,8 @@ def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd]
         states[run.sched_id] = answer[1]
     if completed or retried:
         _write(tx, env, completed, retried, now)
-    return EndedRuns(answers, runs, final)
+    makes_ready = len(completed) < len(states) or any(run.awaited for run, _ in completed)
+    return EndedRuns(answers, runs, final, makes_ready)
 
 
 def _decide(run: RunRow | None, run_end: RunEnd) -> tuple[RunRow, tuple[str, str]]:

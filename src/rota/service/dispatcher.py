@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rota.errors import PolicyFailed, RotaError, StoreCorrupt
 from rota.kernel import Completion, Kernel, RunReport
-from rota.kernel.claim_pass import ClaimPass, begin_claim
+from rota.kernel.claim_pass import ClaimPass, begin_claim, read_ready_ahead
 from rota.kernel.completion import EndedRuns, end_runs, foretell_runs
 from rota.kernel.flows import ServedFlows
 from rota.kernel.journal import append
@@ -50,7 +50,7 @@ from rota.service.policy_process import LOAD_TIMEOUT_S, PolicyProcess, isolate, 
 from rota.service.ranked_pass import RankedPass
 from rota.service.share_pass import SharePass
 from rota.service.store_policies import StorePolicies
-from rota.store import Transaction
+from rota.store import Row, Transaction
 
 if TYPE_CHECKING:  # what is loaded on first use
     from rota.kernel.automatic_retention import AutomaticRetention
@@ -259,14 +259,17 @@ class Dispatcher:
             foretell_runs(tx, request.run_ends)
         policy = self._in_force(tx, policy, is_turn=request.moves_agents)
         kernel, now = self.kernel, self.kernel.env.read_clock(tx, writes=False)
+        ahead: list[Row] | None = None
         if ends_some and request.max_n:
             kernel.queue.maintenance.remember_due(tx)
+            ahead = read_ready_ahead(tx, kernel.env, request, now) if policy.name == "strict" else None
         ended = end_runs(tx, kernel.env, request.run_ends, now) if request.run_ends else EndedRuns([], {}, {})
         if tx.effects.wake_parked:  # a run has ended
             kernel.env.note_time(tx, now)
         entries: list[ReadyEntry] = []
         if request.max_n:
-            claim = begin_claim(tx, kernel.env, kernel.queue.maintenance, request)
+            ahead = None if ended.makes_ready else ahead
+            claim = begin_claim(tx, kernel.env, kernel.queue.maintenance, request, ahead)
             entries = self.fill(claim, policy)
             seen: NoRepeats | None = None  # rarely needed
             while claim.ended_unreadable and not entries:  # what it took could not be read; there may be more

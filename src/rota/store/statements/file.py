@@ -47,7 +47,7 @@ ORPHANS = Statement(
     "LEFT JOIN agent_processes p ON p.pid = q.pid WHERE p.pid IS NULL ORDER BY q.sched_id",
 )
 COLUMNS = Statement(
-    "columns",
+    "all_columns",
     "Every column of every table: the names of the table and of the column.",
     "SELECT t.name, c.name FROM pragma_table_list t, pragma_table_info(t.name) c WHERE t.schema = 'main' "
     "AND t.type = 'table' AND t.name NOT GLOB 'sqlite_*' ORDER BY t.name, c.cid",
