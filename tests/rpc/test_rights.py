@@ -68,9 +68,7 @@ def test_a_method_that_declares_nothing_is_refused(name: str) -> None:
 
 def undeclared(method: Method) -> Method:
     """The same method, as if its declaration did not mention projects or runs."""
-    copy = object.__new__(Method)
-    copy.__dict__.update({**vars(method), "bound": None, "run": None})
-    return copy
+    return msgspec.structs.replace(method, bound=None, run=None)
 
 
 def test_a_run_acts_for_itself_only() -> None:

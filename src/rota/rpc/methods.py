@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property, reduce
 from operator import or_
 from types import GenericAlias, UnionType
@@ -52,8 +51,7 @@ ANY_METHOD: tuple[type[RotaError], ...] = (  # errors that every method may retu
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Method(Declaration):
+class Method(Declaration, frozen=True, kw_only=True, eq=False, dict=True):
     """A method with its types on the wire, which are made when they are first used."""
 
     part: str  # the part of the API that has the function
@@ -163,7 +161,7 @@ PROTOCOLS: Mapping[str, type] = get_type_hints(Parts)
 def _methods() -> Iterator[Method]:
     for part, protocol in PROTOCOLS.items():
         for declaration in declarations(protocol):
-            yield Method(part=part, **{field.name: getattr(declaration, field.name) for field in fields(declaration)})
+            yield Method(part=part, **msgspec.structs.asdict(declaration))
 
 
 def _by_namespace(methods: list[Method]) -> list[Method]:

@@ -34,8 +34,9 @@ The daemon's event loop must not block, so each method declares its execution:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from rota.errors import RotaError
 
@@ -68,8 +69,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "__rota_method__"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BoundRule:
+class BoundRule(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller that is bound to projects may do with a method."""
 
     allowed: bool = True
@@ -102,8 +102,7 @@ def own_reads(function: str) -> BoundRule:
     return BoundRule(reads=function)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Declaration:
+class Declaration(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What is declared about a method."""
 
     name: str  # on the wire
