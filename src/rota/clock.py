@@ -21,20 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-__all__ = [
-    "BEYOND_CALENDAR",
-    "JUMP_MIN_S",
-    "AwakeClock",
-    "Clock",
-    "ManualClock",
-    "SystemClock",
-    "has_jumped",
-    "local_time",
-    "wait_until",
-]
+__all__ = ["JUMP_MIN_S", "AwakeClock", "Clock", "ManualClock", "SystemClock", "has_jumped", "local_time", "wait_until"]
 
 JUMP_MIN_S = 0.1  # a smaller change of the wall clock against the advancing one is not treated as a jump
-BEYOND_CALENDAR = "a time beyond the calendar"
 SUSPEND_CHECK_S = 5.0  # how late a wait notices that its time has passed while the machine was suspended
 
 
@@ -191,8 +180,8 @@ def local_time(at: float) -> str:
     """Return an instant as people read it: date and time in this machine's zone."""
     try:
         return dt.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return BEYOND_CALENDAR
+    except (ValueError, OverflowError, OSError):  # beyond the calendar
+        return "a time beyond the calendar"
 
 
 def has_jumped(clock: Clock, offset_s: float) -> bool:

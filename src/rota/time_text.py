@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-
-from rota.clock import BEYOND_CALENDAR
+from rota import clock
 
 __all__ = ["fine_span", "local_time", "moment", "span", "when"]
 
@@ -23,13 +21,8 @@ def when(at: float | None, now_at: float) -> str:
 
 def local_time(at: float, now_at: float) -> str:
     """Format an instant in this machine's zone: the time of day, with the date if it is not today's."""
-    try:
-        moment = dt.datetime.fromtimestamp(at).astimezone()
-    except (ValueError, OverflowError, OSError):
-        return BEYOND_CALENDAR
-    if moment.date() == dt.datetime.fromtimestamp(now_at).astimezone().date():
-        return f"{moment:%H:%M:%S}"
-    return f"{moment:%Y-%m-%d %H:%M:%S}"
+    today = clock.local_time(now_at)[: len("2026-11-17 ")]
+    return clock.local_time(at).removeprefix(today)
 
 
 def moment(at: float | None, now_at: float) -> str:

@@ -107,6 +107,8 @@ def read_ready_ahead(tx: Transaction, env: KernelEnvironment, request: TurnReque
     due = env.cache.due_summary(tx)
     if due is None or due.is_due(now) or due.affinity_until is not None or request.now is not None:
         return None
+    if due.fleet_paused_by is not None or due.any_stopped or due.any_ledger or due.any_capped:
+        return None  # the pass reads none, or leaves some out
     return tx.run(sql.READY, _ready_parameters(request, now, min(request.max_n, READ_MAX)))
 
 
@@ -122,8 +124,7 @@ def begin_claim(
     `ahead` are the first ready entries, if they were read in this transaction and none has become ready since.
     """
     now = env.read_clock(tx, writes=False)
-    known = env.cache.due_summary(tx)
-    if known is None or known.is_due(now):
+    if ahead is not None and ((known := env.cache.due_summary(tx)) is None or known.is_due(now)):
         ahead = None
     due = maintenance.run_due(tx, now, now_from_clock=True, sweeps=request.now is None)
     env.workers_seen.mark_seen(request.worker.worker_id)
@@ -374,12 +375,13 @@ class ClaimPass:
         )
         ahead, self.ahead = self.ahead, None
         if project_id is None and not filtered:
-            parameters = _ready_parameters(self.request, self.now, count)
-            return self.tx.run(sql.READY, parameters) if ahead is None else ahead
-        filters = self._filter_parameters(count)
+            if ahead is not None:
+                return ahead
+            return self.tx.run(sql.READY, _ready_parameters(self.request, self.now, count))
+        parameters = self._filter_parameters(count)
         if project_id is None:
-            return self.tx.run(sql.READY_UNBLOCKED, filters)
-        return self.tx.run(sql.READY_OF_PROJECT, (*filters, project_id or None))
+            return self.tx.run(sql.READY_UNBLOCKED, parameters)
+        return self.tx.run(sql.READY_OF_PROJECT, (*parameters, project_id or None))
 
     def nearest_deadlines(self, limit: int) -> list[Row]:
         """Return the next entries by deadline that are not excluded."""

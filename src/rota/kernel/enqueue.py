@@ -202,13 +202,13 @@ class Enqueuing(Entries):
             return None
         hold = "time" if spec.runnable_at > now else None
         row = _row(new, agent.project_id, now, hold)
+        sched_id: int | None
         if spec.key is None:
             sched_id = tx.insert(sql.ENQUEUE, row)
         else:
-            known = tx.insert_unless(sql.ENQUEUE, row, (sql.BY_KEY, (spec.key, agent.project_id)))
-            if known is None:
-                return None
-            sched_id = known
+            sched_id = tx.insert_unless(sql.ENQUEUE, row, (sql.BY_KEY, (spec.key, agent.project_id)))
+        if sched_id is None:
+            return None
         if hold is not None or spec.deadline is not None:
             cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
         held = {hold: [sched_id]} if hold else {}

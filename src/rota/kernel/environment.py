@@ -393,9 +393,7 @@ class KernelCache:
 
     def touch(self, pid: int, project_id: str | None) -> None:
         """Record that entries, live runs or the usage of an owner have changed."""
-        if len(self._touched) >= TOUCHED_MAX:
-            self._start_generation()
-        self._touched.append((pid, project_id))
+        self.touch_all(((pid, project_id),))
 
     def touch_all(self, owners: Iterable[tuple[int, str | None]]) -> None:
         """Record that entries, live runs or the usage of owners have changed."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from rota.decoding import decode_json
 from rota.errors import GraphRunExists, GraphRunRefused, GraphRunUnknown, InvalidPayload, StaleClaim, StoreCorrupt
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.paging import page
-from rota.kernel.rows import column_problem, join_problems
+from rota.kernel.rows import DECODE_ERRORS, column_problem, join_problems
 from rota.model.checks import Checks
 from rota.model.graph_runs import ENDED, LIVE, STATUSES, GraphRun, GraphRunInfo
 from rota.store import Row, Transaction
@@ -95,16 +94,19 @@ def run_from_row(row: Row) -> GraphRun:
     """Return the run of a row."""
     *info, result, fence, document, checkpoint = row
     fields: dict[str, Any] = dict(zip(_INFO_FIELDS, info, strict=True)) | {"result": result, "document": document}
-    problems = {name: column_problem(name, fields[name], kind) for name, kind in _JSON_COLUMNS.items()}
-    for name, problem in problems.items():
+    problems = []
+    for name, kind in _JSON_COLUMNS.items():
         text = fields.pop(name)
-        if text is not None and problem is None:
-            fields[name] = msgspec.json.decode(text)
+        try:
+            if text is not None:
+                fields[name] = decode_json(text, kind)
+        except DECODE_ERRORS:
+            problems.append(column_problem(name, text, kind))
     return GraphRun(
         **fields,
         fence=fence,
         checkpoint=checkpoint if checkpoint is None or isinstance(checkpoint, bytes) else str(checkpoint).encode(),
-        unreadable=join_problems(*problems.values()),
+        unreadable=join_problems(*problems),
     )
 
 

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rota.clock import Clock
-from rota.errors import SchedInvalidPayload, StoreError, StoreUnavailable
+from rota.errors import SchedInvalidPayload, StoreError
 from rota.kernel.agents import OWNER_TERMINATED, Agents
 from rota.kernel.clock_jumps import compare_clocks
 from rota.kernel.contexts import Contexts
@@ -30,6 +30,7 @@ from rota.kernel.workers import Workers
 from rota.lazy import exports
 from rota.model.work import Agent, ReadyEntry
 from rota.store import NORMAL_DURABILITY_KEY, Store, Transaction
+from rota.store.engine import is_damage
 from rota.store.forks import in_child
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import file as file_sql
@@ -174,9 +175,9 @@ class Kernel:
         problems = self.store.check()
         try:
             problems += self.env.read(lambda tx: list(islice(_load("find_problems")(tx), _load("PROBLEMS_MAX"))))
-        except StoreUnavailable:
-            raise
         except StoreError as problem:  # of the file itself: the store's check has described it, if it can
+            if not is_damage(problem):
+                raise
             problems = problems or [problem.message]
         return problems
 

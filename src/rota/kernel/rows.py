@@ -72,6 +72,7 @@ __all__ = [
     "encode_json",
     "encode_needs_and_options",
     "entry_from_row",
+    "join_problems",
     "json_list",
     "json_text",
     "options_with_error",
@@ -285,6 +286,7 @@ def column_problem(column: str, text: Any, kind: Any = Any) -> str | None:
 
 
 def join_problems(*found: str | None) -> str | None:
+    """Return the problems of a row as one text; None if it has none."""
     return "; ".join(each for each in found if each is not None) or None
 
 

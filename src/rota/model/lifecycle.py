@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
+
+import msgspec
 
 from rota import errors
 
@@ -31,25 +33,27 @@ __all__ = [
 ]
 
 
-class StateMachine:
-    """A named table of arrows. It is not changed after it was made."""
+class StateMachine(msgspec.Struct, frozen=True, dict=True):
+    """A named table of arrows."""
 
-    def __init__(
-        self,
-        name: str,
-        about: str,
-        initial: str,
-        arrows: Mapping[tuple[str, str], str],
-        error: Callable[..., errors.IllegalTransition],
-    ) -> None:
-        """`about` is a description for the documentation."""
-        self.name, self.about, self.initial, self.arrows, self.error = name, about, initial, arrows, error
-        seen = dict.fromkeys([initial])
-        for (source, _), target in arrows.items():
+    name: str
+    about: str  # a description for the documentation
+    initial: str
+    arrows: Mapping[tuple[str, str], str]
+    error: Callable[..., errors.IllegalTransition]
+
+    @cached_property
+    def states(self) -> tuple[str, ...]:
+        """Every state, the initial one first."""
+        seen = dict.fromkeys([self.initial])
+        for (source, _), target in self.arrows.items():
             seen |= dict.fromkeys([source, target])
-        leaving = {source for source, _ in arrows}
-        self.states = tuple(seen)
-        self.final = frozenset(state for state in seen if state not in leaving)
+        return tuple(seen)
+
+    @cached_property
+    def final(self) -> frozenset[str]:
+        """The states without an outgoing arrow."""
+        return frozenset(self.states) - {source for source, _ in self.arrows}
 
     def verbs(self, state: str) -> tuple[str, ...]:
         """Return the verbs that are legal in a state."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from rota.errors import StoreCorrupt, StoreError
 from rota.store.protocol import Transaction, TransactionEffects
 
-__all__ = ["RequestFailed", "TransactionLost", "WriteEngine"]
+__all__ = ["RequestFailed", "TransactionLost", "WriteEngine", "is_damage"]
 
 
 class TransactionLost(BaseException):
@@ -18,6 +19,11 @@ class TransactionLost(BaseException):
 
 class RequestFailed(TransactionLost):
     """One request of a shared transaction has ended it for all: each of them has to run in a transaction of its own."""
+
+
+def is_damage(error: StoreError) -> bool:
+    """Whether a statement failed because of what is stored, and not because the store is away or was replaced."""
+    return type(error) in (StoreError, StoreCorrupt)
 
 
 class WriteEngine(Protocol):

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 
 import apsw
 
-from rota.errors import StoreError, StoreUnavailable
+from rota.errors import StoreError
 from rota.store import migrations
+from rota.store.engine import is_damage
 from rota.store.migrations import TABLES
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.sqlite_engine import MEMORY, SqliteTransaction
@@ -32,9 +33,9 @@ def find_problems(tx: Transaction) -> list[str]:
     for check in checks:
         try:
             found.extend(check(tx))
-        except StoreUnavailable:
-            raise
         except StoreError as damage:
+            if not is_damage(damage):
+                raise
             found.append(damage.message)
     return found
 

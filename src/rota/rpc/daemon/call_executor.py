@@ -281,8 +281,9 @@ class CallExecutor:
         for as long as the load lasts, at a third more CPU time.
         """
         self._posted = [write for write in self._posted if write.state is not RequestState.DONE]
-        may_run_here = self._group_entries <= INLINE_ENTRIES_MAX and self._loop.time() >= self._inline_from
-        return bool(self._posted) and may_run_here
+        if not self._posted or self._group_entries > INLINE_ENTRIES_MAX:
+            return False
+        return self._loop.time() >= self._inline_from
 
     def _run_group_inline(self, writes: list[PostedWrite[Any]]) -> bool:
         """Run a group in the loop, if commits are fast and no other thread writes; return whether it ran."""
