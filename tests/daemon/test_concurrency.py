@@ -116,12 +116,12 @@ def test_a_group_waits_for_the_writer_thread_and_then_runs_in_the_loop(tmp_path:
     joint = store.open_joined(str(tmp_path / "rota.db"))
     handlers = RpcHandlers(kernel := Kernel(joint), Dispatcher(kernel))
     pid = kernel.agents.create("agent")
-    committed_by: list[bool] = []  # whether the writer thread did
+    committed_by: list[str] = []
     submitted = threading.Event()
 
     def committed() -> None:
-        committed_by.append(threading.current_thread().name == "rota-writer")
-        if committed_by == [True]:
+        committed_by.append(threading.current_thread().name)
+        if committed_by == ["rota-writer"]:
             submitted.wait()  # the thread has not delivered yet
 
     joint.on_change(committed)
@@ -149,7 +149,7 @@ def test_a_group_waits_for_the_writer_thread_and_then_runs_in_the_loop(tmp_path:
         return ids
 
     assert asyncio.run(groups()) == list(range(1, 13))
-    assert committed_by == [True, False]
+    assert committed_by == ["rota-writer", threading.current_thread().name]
     handlers.close()
     joint.close()
 

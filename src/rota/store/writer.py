@@ -40,6 +40,7 @@ from rota.store.requests import PostedWrite, Request, RequestState
 __all__ = ["BATCH_MAX", "Writer"]
 
 BATCH_MAX = 256  # requests in one commit
+LOCK_WAIT_S = 0.005  # how long `try_run` waits for the write lock: mostly its holder is about to release it
 T = TypeVar("T")
 
 
@@ -140,10 +141,16 @@ class Writer:
             self._queue.extend(writes)
 
     def try_run(self, writes: Sequence[PostedWrite[Any]]) -> bool:
-        """Run posted writes on this thread as one batch if no other writer is active; return whether they ran."""
+        """Run posted writes on this thread as one batch if no other writer is active; return whether they ran.
+
+        A thread that has delivered its results, or looks whether another process has written, holds the write lock for
+        a moment longer: it does not count as an active writer.
+        """
         if any(write.may_park for write in writes):
             self._start_listening()
-        if self._contended or self._queue or len(writes) > BATCH_MAX or not self._write_lock.acquire(blocking=False):
+        if self._contended or self._queue or len(writes) > BATCH_MAX:
+            return False
+        if not self._write_lock.acquire(timeout=LOCK_WAIT_S):
             return False
         try:
             self._check_open()
