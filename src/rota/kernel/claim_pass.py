@@ -60,7 +60,7 @@ from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
 from rota.store.statements import ready_heads as head_sql
 
-__all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim", "begin_claim", "read_ready_ahead"]
+__all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim", "begin_claim", "read_of_ready", "read_ready_ahead"]
 
 CLAIM_BYTES_MAX = 16 * 1024 * 1024  # payload bytes after which a claim takes no more entries, to bound its response
 
@@ -99,17 +99,26 @@ class PendingClaim(msgspec.Struct, frozen=True, gc=False):
         return self.row[PROJECT]  # type: ignore[no-any-return]  # a row is untyped
 
 
+def read_of_ready(request: TurnRequest) -> tuple[Statement, Row]:
+    """Return the read that `read_ready_ahead` makes, for `Transaction.read_together`."""
+    return sql.READY_AT_ANY_TIME, (_kinds_text(request), min(request.max_n, READ_MAX))
+
+
 def read_ready_ahead(tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float) -> list[Row] | None:
     """Read the first ready entries before runs are ended, for `begin_claim`; None if more than reading is due.
 
-    On a server the writes of the ends are then followed by those of the claims, without an answer between them.
+    On a server the read can be part of the first round trip, and the writes of the ends are followed by those of the
+    claims, without an answer between them.
     """
     due = env.cache.due_summary(tx)
     if due is None or due.is_due(now) or due.affinity_until is not None or request.now is not None:
         return None
     if due.fleet_paused_by is not None or due.any_stopped or due.any_ledger or due.any_capped:
         return None  # the pass reads none, or leaves some out
-    return tx.run(sql.READY, _ready_parameters(request, now, min(request.max_n, READ_MAX)))
+    rows = tx.run(*read_of_ready(request))
+    if any(row[RUNNABLE_AT] > now or not (row[DEADLINE] is None or row[DEADLINE] > now) for row in rows):
+        return None  # rarely: the clock was moved, or a deadline passes now
+    return rows
 
 
 def begin_claim(
@@ -567,7 +576,11 @@ class ClaimPass:
 
 
 def _ready_parameters(request: TurnRequest, now: float, limit: int) -> tuple[float, str, int]:
-    return now, json_list(request.kinds) if request.kinds else _NONE, limit
+    return now, _kinds_text(request), limit
+
+
+def _kinds_text(request: TurnRequest) -> str:
+    return json_list(request.kinds) if request.kinds else _NONE
 
 
 def _strict_order(row: Row) -> tuple[int, float, int]:

@@ -32,6 +32,7 @@ from rota.kernel.rows import (
     decode_needs,
     decode_options,
     decode_spent,
+    json_list,
     options_with_error,
 )
 from rota.kernel.run_reports import CompletionAnswer, RunEnd, RunReport
@@ -42,7 +43,7 @@ from rota.model.lifecycle import ENTRY, advance
 from rota.model.retries import NOT_RETRIED
 from rota.model.run_failures import failure_in
 from rota.model.work import AttemptError, Backoff
-from rota.store import Transaction
+from rota.store import Row, Statement, Transaction
 from rota.store.statements import budgets as budget_sql
 from rota.store.statements import claims as sql
 from rota.store.statements import queue as queue_sql
@@ -55,7 +56,7 @@ __all__ = [
     "backoff_s",
     "charge_run",
     "end_runs",
-    "foretell_runs",
+    "read_of_runs",
     "read_runs",
     "return_to_queue",
     "stale_claim_error",
@@ -123,9 +124,9 @@ class EndedRuns(NamedTuple):
     makes_ready: bool = False  # entries may have become ready: runs that go back, or entries that waited for one
 
 
-def foretell_runs(tx: Transaction, run_ends: Sequence[RunEnd]) -> None:
-    """Say, first of all in a transaction, that these runs will be ended in it."""
-    tx.foretell_for(sql.RUNS, [run_end.sched_id for run_end in run_ends])
+def read_of_runs(run_ends: Sequence[RunEnd]) -> tuple[Statement, Row]:
+    """Return the read with which `end_runs` begins, for `Transaction.read_together`."""
+    return sql.RUNS, (json_list(run_end.sched_id for run_end in run_ends),)
 
 
 def read_runs(tx: Transaction, sched_ids: Sequence[int]) -> dict[int, RunRow]:
@@ -136,12 +137,14 @@ def read_runs(tx: Transaction, sched_ids: Sequence[int]) -> dict[int, RunRow]:
 def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd], now: float) -> EndedRuns:
     """End runs inside a transaction."""
     runs = read_runs(tx, [run_end.sched_id for run_end in run_ends])
+    # by runs that return to the queue in this call: their rows are read before
+    awaited = {sched_id for each in run_ends if each.report is not None for sched_id in each.report.awaits}
     answers: list[CompletionAnswer] = []
     final: dict[int, str] = {}
     states: dict[int, str] = {}  # of the runs that this call has ended
     completed: list[tuple[RunRow, RunEnd]] = []
     retried: list[tuple[RunRow, RunEnd]] = []
-    awaited = {sched_id for each in run_ends if each.report is not None for sched_id in each.report.awaits}
+    makes_ready = False
     for run_end in run_ends:
         if run_end.refused is not None:
             answers.append(run_end.refused)
@@ -157,20 +160,19 @@ def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd]
         report = run_end.report
         if report is not None:
             run = _take_report(tx, env, run, report, now, is_final=answer[1] == "completed")
-        is_back = report is not None and report.back is not None
         if answer[1] == "completed":
             final[run.pid] = run_end.exit_kind
-            if run.sched_id in awaited:  # by a run that returns to the queue in this call: its row was read before
-                run = msgspec.structs.replace(run, awaited=1)
-            # a run that was asked to stop does not return to the queue
-            completed.append((run, RunEnd(run.sched_id, "cancelled", run.token) if is_back else run_end))
-        elif not is_back:
-            retried.append((run, run_end))
+            if run.awaited or run.sched_id in awaited:
+                makes_ready, run = True, msgspec.structs.replace(run, awaited=1)
+            completed.append((run, _cancelled(run, run_end) if run.cancel_requested else run_end))
+        else:
+            makes_ready = True
+            if report is None or report.back is None:
+                retried.append((run, run_end))
         answers.append(answer)
         states[run.sched_id] = answer[1]
     if completed or retried:
         _write(tx, env, completed, retried, now)
-    makes_ready = len(completed) < len(states) or any(run.awaited for run, _ in completed)
     return EndedRuns(answers, runs, final, makes_ready)
 
 
@@ -189,6 +191,13 @@ def _decide(run: RunRow | None, run_end: RunEnd) -> tuple[RunRow, tuple[str, str
         if is_attempt and has_more and not run.cancel_requested:
             verb = "reclaim" if run_end.verb == "reclaim" else "retry"
     return run, (run.state, str(advance(ENTRY, run.state, verb, run.sched_id)))
+
+
+def _cancelled(run: RunRow, run_end: RunEnd) -> RunEnd:
+    """Return how a run ends that was asked to stop: if it would have gone back to the queue, it is cancelled."""
+    if run_end.report is not None and run_end.report.back is not None:
+        return RunEnd(run.sched_id, "cancelled", run.token)
+    return run_end._replace(exit_kind="cancelled") if run_end.verb == "reclaim" else run_end
 
 
 def stale_claim_error(run: RunRow, token: int | None) -> StaleClaim:
@@ -315,28 +324,32 @@ def _write(
     now: float,
 ) -> None:
     """Write what became of the runs, and adjust what is remembered."""
-    # first: a server works on it while the rest is prepared
-    kinds = _mark_completed(tx, completed, now) if completed else []
+    if completed:  # first: a server works on it while the rest is prepared
+        rows = [(now, end.exit_kind, end.outcome, end.result, run.sched_id) for run, end in completed]
+        rows.sort(key=_sched_id)  # neighbours share pages
+        tx.run_many(sql.COMPLETE, rows)
     costs: list[tuple[int, str | None, int]] = []  # what the flows have to be corrected by
     touched: list[tuple[int, str | None]] = []
     is_gone: dict[str, bool] = {}  # by worker
     shares: dict[str, tuple[int, int]] = {}  # by project: usage and number of runs
     dim = env.cache.share_dim(tx)
-    for run, run_end in (*completed, *retried):
+    for run, run_end in (*completed, *retried) if retried else completed:
         if (run.estimate or run.spent_text is not None) and (cost := run.correction(dim, now)):
             costs.append((run.pid, run.project_id, cost))
         if run.project_id is not None:  # also a failed run counts: else a project whose runs fail would stay first
             used, count = shares.get(run.project_id, (0, 0))
             shares[run.project_id] = used + run.cost(dim, now), count + 1
-        if run.worker_id is not None and (run_end.verb == "reclaim" or run_end.token is not None):
-            is_gone[run.worker_id] = run_end.verb == "reclaim"  # it let a claim expire
+        if run_end.token is not None or run_end.verb == "reclaim":
+            worker_id = run.worker_id
+            if worker_id is not None:
+                is_gone[worker_id] = run_end.verb == "reclaim"  # it let a claim expire
         touched.append((run.pid, run.project_id))
     env.cache.touch_all(touched)
     for worker_id, gone in is_gone.items():
         env.workers_seen.mark_gone(worker_id) if gone else env.workers_seen.mark_seen(worker_id)
     moves = flows.moves_for_costs(tx, costs) if costs else []
     if completed:
-        _write_completed(tx, env, completed, kinds, moves=moves, now=now)
+        _write_completed(tx, env, completed, moves, now)
     if retried:
         _write_retries(tx, env, retried, moves if not completed else [], now)
     if shares:
@@ -345,35 +358,15 @@ def _write(
     tx.effects.wake_parked = True
 
 
-def _mark_completed(tx: Transaction, ended: list[tuple[RunRow, RunEnd]], now: float) -> list[str]:
-    """Write the rows of the runs that ended for good; returns the exit kind of each."""
-    kinds = [
-        "cancelled" if run.cancel_requested and run_end.verb == "reclaim" else run_end.exit_kind
-        for run, run_end in ended
-    ]
-    rows = [
-        (now, kind, run_end.outcome, run_end.result, run.sched_id)
-        for kind, (run, run_end) in zip(kinds, ended, strict=True)
-    ]
-    rows.sort(key=_sched_id)  # neighbours share pages
-    tx.run_many(sql.COMPLETE, rows)
-    return kinds
-
-
 def _write_completed(
-    tx: Transaction,
-    env: KernelEnvironment,
-    ended: list[tuple[RunRow, RunEnd]],
-    kinds: list[str],
-    *,
-    moves: list[FlowMove],
-    now: float,
+    tx: Transaction, env: KernelEnvironment, ended: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float
 ) -> None:
     """Record the runs that ended for good, and process the entries that waited for them."""
     entries, ended_ids, awaited = [], [], []
-    for exit_kind, (run, run_end) in zip(kinds, ended, strict=True):
-        _end_asks(tx, run, now, is_used=exit_kind == "completed")
-        entries.append(CompletedEntry(run.sched_id, exit_kind, run_end.outcome))
+    for run, run_end in ended:
+        if run.spent_text is not None:
+            _end_asks(tx, run, now, is_used=run_end.exit_kind == "completed")
+        entries.append(CompletedEntry(run.sched_id, run_end.exit_kind, run_end.outcome))
         ended_ids.append(run.sched_id)
         if run.awaited:
             awaited.append(run.sched_id)

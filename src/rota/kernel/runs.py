@@ -10,7 +10,7 @@ from rota.kernel.completion import (
     RunRow,
     charge_run,
     end_runs,
-    foretell_runs,
+    read_of_runs,
     read_runs,
     return_to_queue,
     stale_claim_error,
@@ -134,7 +134,7 @@ class Runs:
 
         def work(tx: Transaction) -> list[CompletionAnswer]:
             if tx.foretells:
-                foretell_runs(tx, run_ends)
+                tx.read_together([read_of_runs(run_ends)])
             now = self._env.read_clock(tx, writes=False)
             answers = end_runs(tx, self._env, run_ends, now).answers
             if tx.effects.wake_parked:  # a run has ended

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rota.errors import PolicyFailed, RotaError, StoreCorrupt
 from rota.kernel import Completion, Kernel, RunReport
-from rota.kernel.claim_pass import ClaimPass, begin_claim, read_ready_ahead
-from rota.kernel.completion import EndedRuns, end_runs, foretell_runs
+from rota.kernel.claim_pass import ClaimPass, begin_claim, read_of_ready, read_ready_ahead
+from rota.kernel.completion import EndedRuns, end_runs, read_of_runs
 from rota.kernel.flows import ServedFlows
 from rota.kernel.journal import append
 from rota.kernel.progress import NoRepeats
@@ -126,6 +126,7 @@ class Dispatcher:
         self._seen: StorePolicy | None = None  # what the store said in the last transaction
         self._share_by: ShareBy = DEFAULT_SHARE_BY  # what the proposers count
         self._stored: tuple[PolicySetting, Policy] | None = None  # the policy of the store, made
+        self._was_strict = False  # the policy of the last turn, on a store that is told early what a turn reads
         self._guard = PolicyGuard(kernel.clock)
         self._policies: dict[str, Policy] = {each.name: each for each in (self._own,) if each is not None}
         self._proposers: dict[str, _Proposer] = {}
@@ -254,15 +255,15 @@ class Dispatcher:
 
     def run_turn(self, request: TurnRequest, policy: Policy | None, tx: Transaction) -> TurnResult:
         """The scheduling transaction: end runs, claim the next entries, settle the agents."""
-        ends_some = tx.foretells and bool(request.run_ends)
-        if ends_some:
-            foretell_runs(tx, request.run_ends)
+        if tx.foretells:
+            self._foretell(tx, request)
         policy = self._in_force(tx, policy, is_turn=request.moves_agents)
         kernel, now = self.kernel, self.kernel.env.read_clock(tx, writes=False)
         ahead: list[Row] | None = None
-        if ends_some and request.max_n:
+        if tx.foretells and request.max_n:
             kernel.queue.maintenance.remember_due(tx)
-            ahead = read_ready_ahead(tx, kernel.env, request, now) if policy.name == "strict" else None
+            self._was_strict = policy.name == "strict"
+            ahead = read_ready_ahead(tx, kernel.env, request, now) if self._was_strict else None
         ended = end_runs(tx, kernel.env, request.run_ends, now) if request.run_ends else EndedRuns([], {}, {})
         if tx.effects.wake_parked:  # a run has ended
             kernel.env.note_time(tx, now)
@@ -281,6 +282,13 @@ class Dispatcher:
             pids = {run.pid for run in ended.runs.values()} | {entry.pid for entry in entries}
             kernel.supervision.settle_agents(tx, pids, ended.final, now)
         return TurnResult(ended.answers, entries)
+
+    def _foretell(self, tx: Transaction, request: TurnRequest) -> None:
+        """Say what a turn reads first. Which policy is in force it does not know yet: the last one, most likely."""
+        reads = [read_of_runs(request.run_ends)] if request.run_ends else []
+        if self._was_strict and request.max_n:
+            reads.append(read_of_ready(request))
+        tx.read_together(reads)
 
     def fill(self, claim: ClaimPass, policy: Policy) -> list[ReadyEntry]:
         """Propose entries by a policy, each checked by the kernel, and write the claims."""

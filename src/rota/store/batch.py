@@ -136,7 +136,7 @@ class BatchRunner:
         writers = [request for request in batch if not request.may_park] if shared else batch
         newcomers = [request for request in batch if request.may_park] if shared else []
         parked: list[Request[Any]] = []
-        self._engine.begin()
+        self._engine.begin(alone=not batch and len(self._parked.requests) == 1)
         try:
             for request in writers:
                 self._run_one(request, shared=shared, savepoints=savepoints)

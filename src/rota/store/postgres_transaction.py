@@ -16,7 +16,7 @@ import psycopg
 
 from rota.errors import StoreError
 from rota.store.engine import TransactionLost
-from rota.store.postgres_batches import BATCH_ROWS_MIN, commands
+from rota.store.postgres_batches import FLUSH_ROWS_MIN, commands
 from rota.store.postgres_connection import statement_error
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_text import gives_id, postgres_text
@@ -130,28 +130,18 @@ class PostgresTransaction:
         """Run a statement for a list of keys, as JSON."""
         return self.run(statement, (_encode(list(keys)).decode(),))
 
-    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
-        """Read this with the first trip, if that has not begun."""
-        if self._turn is not None and self._turn.is_pending:
-            parameters = (_encode(list(keys)).decode(),)
-            try:
-                self._pipeline.send(postgres_text(statement), parameters)
-            except psycopg.Error as problem:
-                raise self._failed(problem) from problem
-            self._turn.also_foretold.append((statement, parameters))
-
     def read_together(self, reads: Sequence[tuple[Statement, Row]]) -> None:
-        """Read these in one trip, for the calls of `run` that follow."""
+        """Read these in one trip, for the calls of `run` that follow: in the first one, if that has not been made."""
         turn = self._turn
         if turn is None:
             return
-        if turn.is_pending:
-            turn.take_turn()
         missing = [read for read in reads if read not in turn.foretold]
         try:
             for statement, parameters in missing:
                 self._pipeline.send((_prepared.get(statement) or _prepare(statement)).text, parameters)
-            if missing:
+            if turn.is_pending:
+                turn.also_foretold += missing
+            elif missing:
                 turn.foretold.update(zip(missing, self._pipeline.collect()[-len(missing) :], strict=True))
         except psycopg.Error as problem:
             raise self._failed(problem) from problem
@@ -199,7 +189,7 @@ class PostgresTransaction:
         try:
             for text, values in commands(statement, parameters):
                 self._pipeline.send(text, values)
-            if len(parameters) >= BATCH_ROWS_MIN:
+            if len(parameters) >= FLUSH_ROWS_MIN:
                 self._pipeline.begin()
         except psycopg.Error as problem:
             raise self._failed(problem) from problem

@@ -49,7 +49,7 @@ class Transaction(Protocol):
     """
 
     effects: TransactionEffects
-    foretells: bool  # whether it saves a round trip to say early what will be read (`foretell_for`)
+    foretells: bool  # whether it saves a round trip to say early what will be read (`read_together`)
 
     @property
     def foreign_version(self) -> int:
@@ -64,14 +64,11 @@ class Transaction(Protocol):
         """Run a statement whose one parameter is a list of keys (`statements.queue.IDS`) and return its rows."""
         ...
 
-    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
-        """Say that `run_for` will be called with these before anything is written; best as the first call."""
-        ...
-
     def read_together(self, reads: Sequence[tuple[Statement, Row]]) -> None:
         """Say that these are run next, before anything is written.
 
-        Across a network they are then read in one round trip; otherwise it does nothing.
+        Across a network they are then read in one round trip, as the first call of a transaction in that with which it
+        begins; otherwise it does nothing.
         """
         ...
 

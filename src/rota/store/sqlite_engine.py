@@ -103,9 +103,6 @@ class SqliteTransaction:
             return self.run(_for_one(statement), tuple(keys))
         return self.run(statement, (_encode(list(keys)).decode(),))
 
-    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
-        """Do nothing."""
-
     def read_together(self, reads: Sequence[tuple[Statement, Row]]) -> None:
         """Do nothing: a read costs no round trip here."""
 

@@ -63,6 +63,12 @@ READY = Statement(
     "The first ready entries in strict order, when no agent, project or budget is blocked.",
     f"SELECT {READY_COLUMNS} FROM agent_schedule_queue WHERE {_READY} {_STRICT} LIMIT +?3",
 )
+READY_AT_ANY_TIME = Statement(
+    "entries_ready_at_any_time",
+    "The first entries without a hold in strict order, read before the transaction knows its time.",
+    f"SELECT {READY_COLUMNS} FROM agent_schedule_queue WHERE state = 'queued' AND hold IS NULL "
+    f"AND ({without_kind('kind', '?1')} OR kind IN (SELECT value FROM json_each(?1))) {_STRICT} LIMIT +?2",
+)
 # ?4: whether budgets count. JSON lists of what this pass has found blocked: ?5 pids, ?6 projects, ?7 needs, ?8 the
 # combinations of pid, kind and needs; ?9: the ids it has claimed already. The filter comes before the LIMIT, so that
 # blocked entries at the head hide none behind them.
