@@ -121,9 +121,12 @@ class World:
 
     def cycles(self) -> int:
         """Block who runs, and wake one who sleeps, core after core; the answer is how many were started."""
-        step, running, asleep, now, started = self.engine.step, self.running, self.asleep, self.now, 0
+        engine, running, asleep, now, started = self.engine, self.running, self.asleep, self.now, 0
+        step = engine.step
         for core, sleeper, delay in self.plan:
             now += delay
+            if (due := engine.next_timer_at) is not None and due <= now:
+                step(TimerDue(), now)
             entity = running[core]
             for decision in step(Block(entity), now):
                 if type(decision) is RunEntity:
