@@ -12,7 +12,7 @@ import pytest
 from rota import store
 from rota.errors import SchedInvalidPayload, UnknownPid
 from rota.kernel import Kernel, RunReport, ScheduleSpec, environment
-from rota.kernel.environment import KernelCache
+from rota.kernel.kernel_cache import KernelCache
 from rota.service import Dispatcher
 from rota.store import Transaction
 

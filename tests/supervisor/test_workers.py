@@ -169,14 +169,14 @@ def test_a_run_that_is_still_prepared_is_named_and_stopped(monkeypatch: pytest.M
     pid = kernel.agents.create("sleeper", metadata={SETTINGS_KEY: settings})
     supervisor = Supervisor(api, SupervisorSettings(slots=1, worker_id="box"))
     preparing, prepares = threading.Event(), threading.Event()
-    prepare = supervisor._assignment
+    prepare = supervisor._claimed._assignment
 
     def held(*args: Any) -> Any:
         preparing.set()
         assert prepares.wait(PATIENCE_S)
         return prepare(*args)
 
-    monkeypatch.setattr(supervisor, "_assignment", held)
+    monkeypatch.setattr(supervisor._claimed, "_assignment", held)
     running = threading.Thread(target=supervisor.run, daemon=True)
     running.start()
     sched_id = kernel.queue.enqueue(ScheduleSpec(pid))

@@ -31,13 +31,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from rota.errors import FleetInvalid, InvalidInput, NotFound, RotaError, StoreReplaced, StoreUnavailable
-from rota.fleet.agent_settings import AgentSettings, settings_of
+from rota.errors import FleetInvalid, InvalidInput, RotaError, StoreReplaced
+from rota.fleet.agent_settings import settings_of
+from rota.fleet.claimed_runs import ClaimedRuns, KeptLogs
 from rota.fleet.config.tables import SLOTS_MAX
 from rota.fleet.graph_tidy import GraphTidy
 from rota.fleet.heartbeats import BackgroundTask, Heartbeats
@@ -45,37 +45,27 @@ from rota.fleet.hook_loop import HookLoop
 from rota.fleet.hook_rules import HOOK_KIND
 from rota.fleet.idle import IdleCheck, IdleRule
 from rota.fleet.live_run import LiveRun
-from rota.fleet.log_shipping import LogShipping
 from rota.fleet.on_ray.ray_loop import RayLoop
 from rota.fleet.on_ray.supervised_ray import SupervisedRay
 from rota.fleet.preemption import Preemptible, Preemption
 from rota.fleet.restarts import Restarts
 from rota.fleet.run_advisories import RunAdvisories
-from rota.fleet.run_budgets import remaining_budget
-from rota.fleet.run_cpu import RunCpu, run_cpu
-from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.run_summary import RunSummary
-from rota.fleet.run_traces import RunTraces
 from rota.fleet.runners import registry
-from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.signals import acting_on
-from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
+from rota.fleet.slot_loop import SlotLoop
 from rota.fleet.supervised_cores import SupervisedCores
 from rota.fleet.worktrees.supervised import SupervisedWorktrees
 from rota.host.watchdog import Watchdog
 from rota.kernel.agents import QUARANTINED_FOR
 from rota.kernel.run_reports import RunReport
-from rota.model.checks import NOTE_CHARS_MAX
 from rota.model.events import Event, ProcessTerminated, ProcessUpdated, ProjectUpdated
 from rota.model.ray import RAY, RayCluster
-from rota.model.work import Agent, ReadyEntry
 from rota.model.workers import SlotPool
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
-from rota.service.log_files import LoggedRun
-from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX, LogFolder
-from rota.service.outages import call_through_outage
+from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX
 from rota.service.retention_thread import RetentionThread
 from rota.service.worker_registration import WorkerRegistration
 from rota.store.author import acting_as, keeping_author
@@ -88,16 +78,11 @@ __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "STOP_LOGGER", "Supervisor", "Super
 CLAIM_TIMEOUT_S = 60.0
 HEARTBEAT_S = 15.0
 DRAIN_S = 30.0
-UNRUNNABLE_RETRY_S = 1.0  # delay before an entry that cannot run here may be claimed again
-ERROR_CHARS_MAX = 4_000  # of a runner's error, in a result
-OWN_FOLDER_ID = "0"  # in place of the store's id, in the folder of `logs`: its store may be at a daemon
-_ACCESS_VARIABLES = frozenset({"ROTA_STORE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_TOKEN_FILE"})
 _VERBS = {  # where the message differs from the event
     "took_over": "took over",
     "draining": "drains",
     "drained": "has drained",
 }
-T = TypeVar("T")
 
 STOP_LOGGER = "rota.fleet.stop"  # what it says when it is asked to stop; also shown above the live view
 RUNS_NAMED_MAX = 5  # runs that are named when a supervisor stops claiming
@@ -146,15 +131,9 @@ class Supervisor:
         self._advisories = RunAdvisories()
         self.ended_runs = 0
         self._api = api
-        self._traces = RunTraces(api, os.environ)
         self._functions = {} if functions is None else functions  # the caller may add to them later
         self._watchdog = Watchdog(api.clock, "rota-watchdog")
-        self._runners: dict[str, Runner] = {}
-        self._agents: dict[int, tuple[Agent, AgentSettings | None, RunCpu | None]] = {}  # a cache, by pid
-        self._unrunnable: set[int] = set()  # agents that cannot run here, for one warning each
         self._restarts = Restarts(api, self._watchdog)
-        self._log_folder = self._bounded_log_folder()
-        self._shipping = None if isinstance(api, Dispatcher) else LogShipping(api)
         self._cores = SupervisedCores(api)
         self._ray = SupervisedRay(
             api,
@@ -164,14 +143,27 @@ class Supervisor:
             make_loop=self._ray_loop,
             on_problems=self._renew_registration,
         )
+        self._claimed = ClaimedRuns(
+            api,
+            self.resources,
+            self._functions,
+            watchdog=self._watchdog,
+            worktrees=self.worktrees,
+            cores=self._cores,
+            ray=self._ray,
+            kept_logs=KeptLogs(self.settings.logs, self.settings.logs_max, self.settings.logs_bytes_max),
+            live_among=self._live_among,
+            slots=lambda: sum(loop.slots for loop in self.slot_loops),
+            is_draining=lambda: self._is_draining,
+        )
         self._tasks: list[BackgroundTask] = [
-            _ChangedAgents(self.forget_agent, self.forget_project),
+            _ChangedAgents(self._claimed.forget_agent, self._claimed.forget_project),
             self.worktrees,
             self._cores,
             self._ray,
             GraphTidy(api),
         ]
-        self._lock = threading.Lock()  # guards what the threads share above
+        self._lock = threading.Lock()  # guards `_is_draining`
         self._is_draining = False
         self._replaced: StoreReplaced | None = None  # the store's file is no longer at its path
         self.slot_loops = [self._slot_loop(kinds, slots) for kinds, slots in _pools(self.settings.slots)]
@@ -204,7 +196,7 @@ class Supervisor:
         self._start()
         rule = IdleRule() if until_idle is True else until_idle or None
         expired = self._expired() if rule is not None else 0
-        heartbeats = self._wait_out(self._make_heartbeats)
+        heartbeats = self._claimed.wait_out(self._make_heartbeats)
         heartbeats.start()
         retention = RetentionThread(self._api.kernel) if isinstance(self._api, Dispatcher) else None
         if retention is not None:  # a daemon does it for the supervisors that it serves
@@ -228,7 +220,7 @@ class Supervisor:
         """Hold the id over all hosts of the store: who starts under it takes over the claims of an earlier process."""
         if self.settings.worker_id is None or not isinstance(self._api, Dispatcher):
             return nullcontext()
-        self._wait_out(self._api.journal.cursor)  # its server may be started after it
+        self._claimed.wait_out(self._api.journal.cursor)  # its server may be started after it
         return self._api.kernel.store.hold_worker_id(self.worker_id)
 
     def _summary(self, check: IdleCheck | None, expired: int) -> RunSummary:
@@ -254,7 +246,7 @@ class Supervisor:
             rule,
             workers=[loop.worker_id for loop in self._loops],
             kinds={*(kind for loop in self._loops for kind in loop.kinds), *self._ray.slot_kinds},
-            not_runnable=lambda: self._unrunnable,
+            not_runnable=lambda: self._claimed.unrunnable,
         )
 
     def _on_idle(self, check: IdleCheck, heartbeats: Heartbeats) -> bool:
@@ -325,7 +317,7 @@ class Supervisor:
         return [*self.slot_loops, *(loop for loop in others if loop is not None)]
 
     def _start(self) -> None:
-        self._wait_out(self._api.journal.cursor)  # its daemon may be started after it
+        self._claimed.wait_out(self._api.journal.cursor)  # its daemon may be started after it
         if self.settings.worker_id is not None and (count := self._take_over()):
             self._record("took_over")
             _log.info("recovered %s entries from the previous process", count)
@@ -392,12 +384,10 @@ class Supervisor:
         self._cores.close()
         self._ray.close()
         heartbeats.close(partial(self._record, "stopped"))
-        if self._shipping is not None:
-            self._shipping.close()
+        self._claimed.deliver_logs()
         self._registration.leave()
         self._watchdog.close()
-        for runner in self._runners.values():
-            runner.close()
+        self._claimed.close()
         self.resources.close()
 
     def _record(self, verb: Literal["took_over", "started", "draining", "drained", "stopped"]) -> None:
@@ -452,7 +442,7 @@ class Supervisor:
     def _loop_options(self) -> dict[str, Any]:
         return {
             "claim_timeout_s": self.settings.claim_timeout_s,
-            "prepare": self._prepare,
+            "prepare": self._claimed.prepare,
             "before_report": self._before_report,
             "after_report": self._after_report,
         }
@@ -474,157 +464,6 @@ class Supervisor:
             preempt=preempt,
         )
 
-    def _prepare(self, loop: SlotLoop, entry: ReadyEntry, slot: str) -> PreparedRun | RunReport | None:
-        """Return a run for a claimed entry; a report if it cannot run; None if the store stays out of reach."""
-        try:
-            assignment, has_settings = self._wait_out(lambda: self._assignment(entry, slot))
-        except FleetInvalid as problem:
-            self._quarantine(entry.pid, problem)
-            return self._unprepared(entry, back="yield", back_after_s=UNRUNNABLE_RETRY_S)
-        except StoreUnavailable as problem:
-            _log.warning("gave up entry %s, which returns when its claim expires: %s", entry.sched_id, problem)
-            return None
-        except RotaError as problem:
-            _log.warning("entry %s cannot run: %s", entry.sched_id, problem)
-            outcome = "not_found" if isinstance(problem, NotFound) else "runner_failed"
-            return self._unprepared(entry, exit_kind="failed", outcome=outcome, result={"error": problem.message})
-        log, slot_hold = self._open_log(assignment), _SlotHold(loop, run_key(entry))
-        run = LiveRun(self._api, assignment, self._watchdog, log, slot_hold)
-        return PreparedRun(run, partial(self._execute, run, loop, has_settings=has_settings))
-
-    def _assignment(self, entry: ReadyEntry, slot: str) -> tuple[Assignment, bool]:
-        """Read what a run needs; also return whether its agent has settings."""
-        agent, settings, cpu = self._agent(entry.pid)
-        is_program = settings is not None and settings.executes != "callable"  # a function asks when it needs to know
-        assignment = Assignment(
-            entry=entry,
-            agent=agent,
-            settings=settings or AgentSettings(),
-            slot=slot,
-            workspace=self._workspace_path(entry, agent, settings),
-            remaining=remaining_budget(self._api, entry.pid, entry.ceiling, entry.account) if is_program else {},
-            checkpoint=entry.result if isinstance(entry.result, dict) else None,
-            access=self._access(entry, settings) if is_program and settings is not None else None,
-            cpu=cpu,
-            trace=self._traces.variables(entry),
-        )
-        return assignment, settings is not None
-
-    def _access(self, entry: ReadyEntry, settings: AgentSettings) -> RunAccess | None:
-        """Return how a program reaches the daemon; None if there is none, or its settings name a store or a token."""
-        variables = self._api.program_variables()
-        if not variables or not _ACCESS_VARIABLES.isdisjoint(settings.env):
-            return None
-        if settings.ray is not None and not variables.get("ROTA_STORE", "").startswith("http"):
-            return None  # a node does not reach a socket of this machine
-        assert entry.token is not None  # noqa: S101  # it was claimed
-        access_token = self._api.supervision.access_token(entry.sched_id, entry.token)
-        return RunAccess(variables=variables, access_token=access_token)
-
-    def _wait_out(self, call: Callable[[], T]) -> T:
-        return call_through_outage(self._api.clock, call, lambda: self._is_draining)
-
-    @staticmethod
-    def _unprepared(entry: ReadyEntry, **ended: Any) -> RunReport:
-        assert entry.token is not None  # noqa: S101  # it was claimed
-        return RunReport(sched_id=entry.sched_id, token=entry.token, **ended)
-
-    def _quarantine(self, pid: int, problem: FleetInvalid) -> None:
-        """Pause an agent that no supervisor can run until its settings change."""
-        _log.warning("agent %s is quarantined until its settings are corrected: %s", pid, problem.message)
-        reason = str(problem.data.get("problem", problem.message))
-        try:
-            self._wait_out(lambda: self._api.supervision.quarantine(pid, reason=reason[:NOTE_CHARS_MAX]))
-        except RotaError as refusal:
-            _log.warning("cannot quarantine agent %s: %s", pid, refusal)
-
-    def _execute(self, run: LiveRun, loop: SlotLoop, *, has_settings: bool) -> RunOutcome | None:
-        """Execute a run on its own thread, or start it on a cluster (None). Any error becomes its outcome."""
-        agent, name = run.assignment.agent, run.assignment.settings.runner
-        if agent.state == "DEAD":
-            return RunOutcome(exit_kind="cancelled", outcome="owner_dead")
-        if not has_settings and agent.name not in self._functions:
-            return self._leave_to_others(agent)
-        if name == RAY:
-            self._ray.execute(run, loop)
-            return None
-        return self._ray.execute_here(run, loop, partial(self._execute_here, run, name))
-
-    def _execute_here(self, run: LiveRun, name: str) -> RunOutcome:
-        agent = run.assignment.agent
-        try:
-            runner = self._runner(name)
-        except FleetInvalid as problem:  # it is not installed here
-            self._quarantine(agent.pid, problem)
-            return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
-        try:
-            return self.worktrees.execute(
-                run, partial(self._cores.execute, run, lambda: runner.run(run.assignment, run))
-            )
-        except BaseException as problem:
-            _log.exception("the %s runner failed on entry %s", name, run.entry.sched_id)
-            error = str(problem).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
-            return RunOutcome(exit_kind="crashed", outcome="runner_failed", result={"error": error})
-
-    def _leave_to_others(self, agent: Agent) -> RunOutcome:
-        """Queue an entry again that this supervisor cannot run: another one may have the function."""
-        with self._lock:
-            if agent.pid not in self._unrunnable:
-                self._unrunnable.add(agent.pid)
-                _log.warning(
-                    "agent %s (%s) has no settings and no function here: its entries stay queued for other workers",
-                    agent.pid,
-                    agent.name,
-                )
-        return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
-
-    def _runner(self, name: str) -> Runner:
-        with self._lock:
-            if name not in self._runners:
-                slots = sum(loop.slots for loop in self.slot_loops)
-                self._runners[name] = registry.make(name, self.resources, self._functions, slots)
-            return self._runners[name]
-
-    def _agent(self, pid: int) -> tuple[Agent, AgentSettings | None, RunCpu | None]:
-        with self._lock:
-            cached = self._agents.get(pid)
-        if cached is None:
-            agent = self._api.agents.get(pid)
-            settings = settings_of(agent)
-            project = None if agent.project_id is None else self._api.projects.get(agent.project_id)
-            cached = agent, settings, run_cpu(agent, settings, project)
-            with self._lock:
-                self._agents[pid] = cached
-        return cached
-
-    def _workspace_path(self, entry: ReadyEntry, agent: Agent, settings: AgentSettings | None) -> str | None:
-        if entry.workspace is None:
-            return None
-        own = self.worktrees.path_for(entry, agent, None if settings is None else settings.worktree)
-        return own or self._api.projects.workspace(entry.workspace).path
-
-    def _open_log(self, assignment: Assignment) -> BoundedLog:
-        """Return the log of a run, with its copies: beside the store or at the daemon, and in a configured folder."""
-        entry, log_bytes = assignment.entry, assignment.settings.limits.log_bytes
-        log = BoundedLog(log_bytes)
-        if not self.settings.logs_max or not self.settings.logs_bytes_max:
-            return log
-        if isinstance(self._api, Dispatcher) and (beside := self._api.logs.folder) is not None:
-            log.copies.append(LogFileCopy(beside, entry.sched_id, partial(self._api.logs.logged_run, entry), log_bytes))
-        if self._shipping is not None:
-            log.copies.append(self._shipping.copy_of(log, entry))
-        if self._log_folder is not None:
-            run = LoggedRun(entry.sched_id, entry.attempt, entry.token or 0, OWN_FOLDER_ID)
-            log.copies.append(LogFileCopy(self._log_folder, entry.sched_id, lambda: run, log_bytes))
-        return log
-
-    def _bounded_log_folder(self) -> LogFolder | None:
-        """Return the configured folder, if there is one; set the maxima of the one beside the store."""
-        maxima = self.settings.logs_max, self.settings.logs_bytes_max
-        if isinstance(self._api, Dispatcher):
-            self._api.logs.set_maxima(*maxima)
-        return None if self.settings.logs is None else LogFolder(Path(self.settings.logs), self._live_among, *maxima)
-
     def _live_among(self, sched_ids: Collection[int]) -> set[int]:
         return {run.entry.sched_id for run in self.runs}.intersection(sched_ids)
 
@@ -636,24 +475,15 @@ class Supervisor:
         self.ended_runs += run.assignment.settings.kind != HOOK_KIND and report.back != "yield"
         self.worktrees.ended(run)
         self._advisories.add(run.assignment.agent.name, run.entry.sched_id, report.result)
-        self._update_agent(lambda *ended: self._wait_out(partial(self._restarts.after_report, *ended)), run, report)
+        self._update_agent(
+            lambda *ended: self._claimed.wait_out(partial(self._restarts.after_report, *ended)), run, report
+        )
 
     def _update_agent(self, act: Callable[[LiveRun, RunReport], None], run: LiveRun, report: RunReport) -> None:
         try:
             act(run, report)
         except RotaError as problem:
             _log.warning("cannot quarantine or restart agent %s after its run: %s", run.entry.pid, problem)
-
-    def forget_agent(self, pid: int) -> None:
-        """Remove an agent from the cache: it was changed."""
-        with self._lock:
-            self._agents.pop(pid, None)
-
-    def forget_project(self, project_id: str) -> None:
-        """Remove the agents of a project from the cache: it was changed."""
-        with self._lock:
-            for pid in [pid for pid, (agent, *_) in self._agents.items() if agent.project_id == project_id]:
-                del self._agents[pid]
 
 
 class _ChangedAgents:
@@ -677,19 +507,6 @@ class _ChangedAgents:
 
     def on_due(self) -> None:
         """Never due by time."""
-
-
-class _SlotHold:
-    """A run's hold on a slot of its loop."""
-
-    def __init__(self, loop: SlotLoop, key: RunKey) -> None:
-        self._loop, self._key = loop, key
-
-    def release(self) -> None:
-        self._loop.release_slot(self._key)
-
-    def reacquire(self) -> None:
-        self._loop.reacquire_slot(self._key)
 
 
 def check_slots(slots: Any) -> None:

@@ -25,7 +25,16 @@ from rota.store.postgres_text import postgres_text
 from rota.store.protocol import Statement
 from rota.store.statements.budgets import BUCKET_ADD
 
-__all__ = ["BATCH_ROWS_MAX", "BATCH_ROWS_MIN", "FLUSH_ROWS_MIN", "FORMS_MAX", "Batch", "batch_of", "command_for", "commands"]
+__all__ = [
+    "BATCH_ROWS_MAX",
+    "BATCH_ROWS_MIN",
+    "FLUSH_ROWS_MIN",
+    "FORMS_MAX",
+    "Batch",
+    "batch_of",
+    "command_for",
+    "commands",
+]
 
 BATCH_ROWS_MIN = 3  # fewer rows are sent one by one
 BATCH_ROWS_MAX = 1_000  # in one statement, so that no array becomes too large to hold

@@ -1,0 +1,282 @@
+"""From a claimed entry to its run: what the run needs is read, its log is opened, and its runner executes it.
+
+What is wrong with one entry or agent ends in a report of that entry, or in the quarantine of that agent, and never ends
+the supervisor. An agent without settings whose function is in another process is left to that process.
+
+Agents and their settings are read once and remembered until the journal says that they have changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rota.errors import FleetInvalid, NotFound, RotaError, StoreUnavailable
+from rota.fleet.agent_settings import AgentSettings, settings_of
+from rota.fleet.live_run import LiveRun
+from rota.fleet.log_shipping import LogShipping
+from rota.fleet.on_ray.supervised_ray import SupervisedRay
+from rota.fleet.run_budgets import remaining_budget
+from rota.fleet.run_cpu import RunCpu, run_cpu
+from rota.fleet.run_logs import BoundedLog, LogFileCopy
+from rota.fleet.run_traces import RunTraces
+from rota.fleet.runners import registry
+from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcome
+from rota.fleet.runners.resources import RunnerResources
+from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
+from rota.fleet.supervised_cores import SupervisedCores
+from rota.fleet.worktrees.supervised import SupervisedWorktrees
+from rota.host.watchdog import Watchdog
+from rota.kernel.run_reports import RunReport
+from rota.model.checks import NOTE_CHARS_MAX
+from rota.model.ray import RAY
+from rota.model.work import Agent, ReadyEntry
+from rota.service.api import SchedulerApi
+from rota.service.dispatcher import Dispatcher
+from rota.service.log_files import LoggedRun
+from rota.service.log_folder import LogFolder
+from rota.service.outages import call_through_outage
+
+__all__ = ["ClaimedRuns", "KeptLogs"]
+
+UNRUNNABLE_RETRY_S = 1.0  # delay before an entry that cannot run here may be claimed again
+ERROR_CHARS_MAX = 4_000  # of a runner's error, in a result
+OWN_FOLDER_ID = "0"  # in place of the store's id, in the folder of `logs`: its store may be at a daemon
+_ACCESS_VARIABLES = frozenset({"ROTA_STORE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_TOKEN_FILE"})
+T = TypeVar("T")
+_log = logging.getLogger("rota.fleet")
+
+
+class KeptLogs(NamedTuple):
+    """How much output of runs a supervisor keeps, and where it keeps one more copy."""
+
+    folder: str | None
+    runs_max: int  # 0 keeps none
+    bytes_max: int
+
+
+class ClaimedRuns:
+    """Makes runs of the entries that a supervisor has claimed."""
+
+    def __init__(
+        self,
+        api: SchedulerApi,
+        resources: RunnerResources,
+        functions: Mapping[str, Callable[..., Any]],
+        *,
+        watchdog: Watchdog,
+        worktrees: SupervisedWorktrees,
+        cores: SupervisedCores,
+        ray: SupervisedRay,
+        kept_logs: KeptLogs,
+        live_among: Callable[[Collection[int]], set[int]],
+        slots: Callable[[], int],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self.unrunnable: set[int] = set()  # agents that cannot run here, for one warning each
+        self._api = api
+        self._resources = resources
+        self._functions = functions
+        self._watchdog = watchdog
+        self._worktrees = worktrees
+        self._cores = cores
+        self._ray = ray
+        self._traces = RunTraces(api, os.environ)
+        self._kept_logs = kept_logs
+        self._log_folder = self._bounded_log_folder(live_among)
+        self._shipping = None if isinstance(api, Dispatcher) else LogShipping(api)
+        self._slots = slots  # how many there are now
+        self._is_draining = is_draining
+        self._runners: dict[str, Runner] = {}
+        self._agents: dict[int, tuple[Agent, AgentSettings | None, RunCpu | None]] = {}  # a cache, by pid
+        self._lock = threading.Lock()  # guards what the threads of runs share above
+
+    def prepare(self, loop: SlotLoop, entry: ReadyEntry, slot: str) -> PreparedRun | RunReport | None:
+        """Return a run for a claimed entry; a report if it cannot run; None if the store stays out of reach."""
+        try:
+            assignment, has_settings = self.wait_out(lambda: self._assignment(entry, slot))
+        except FleetInvalid as problem:
+            self._quarantine(entry.pid, problem)
+            return self._unprepared(entry, back="yield", back_after_s=UNRUNNABLE_RETRY_S)
+        except StoreUnavailable as problem:
+            _log.warning("gave up entry %s, which returns when its claim expires: %s", entry.sched_id, problem)
+            return None
+        except RotaError as problem:
+            _log.warning("entry %s cannot run: %s", entry.sched_id, problem)
+            outcome = "not_found" if isinstance(problem, NotFound) else "runner_failed"
+            return self._unprepared(entry, exit_kind="failed", outcome=outcome, result={"error": problem.message})
+        log, slot_hold = self._open_log(assignment), _SlotHold(loop, run_key(entry))
+        run = LiveRun(self._api, assignment, self._watchdog, log, slot_hold)
+        return PreparedRun(run, partial(self._execute, run, loop, has_settings=has_settings))
+
+    def _assignment(self, entry: ReadyEntry, slot: str) -> tuple[Assignment, bool]:
+        """Read what a run needs; also return whether its agent has settings."""
+        agent, settings, cpu = self._agent(entry.pid)
+        is_program = settings is not None and settings.executes != "callable"  # a function asks when it needs to know
+        assignment = Assignment(
+            entry=entry,
+            agent=agent,
+            settings=settings or AgentSettings(),
+            slot=slot,
+            workspace=self._workspace_path(entry, agent, settings),
+            remaining=remaining_budget(self._api, entry.pid, entry.ceiling, entry.account) if is_program else {},
+            checkpoint=entry.result if isinstance(entry.result, dict) else None,
+            access=self._access(entry, settings) if is_program and settings is not None else None,
+            cpu=cpu,
+            trace=self._traces.variables(entry),
+        )
+        return assignment, settings is not None
+
+    def _access(self, entry: ReadyEntry, settings: AgentSettings) -> RunAccess | None:
+        """Return how a program reaches the daemon; None if there is none, or its settings name a store or a token."""
+        variables = self._api.program_variables()
+        if not variables or not _ACCESS_VARIABLES.isdisjoint(settings.env):
+            return None
+        if settings.ray is not None and not variables.get("ROTA_STORE", "").startswith("http"):
+            return None  # a node does not reach a socket of this machine
+        assert entry.token is not None  # noqa: S101  # it was claimed
+        access_token = self._api.supervision.access_token(entry.sched_id, entry.token)
+        return RunAccess(variables=variables, access_token=access_token)
+
+    def wait_out(self, call: Callable[[], T]) -> T:
+        """Call this; while the store cannot be reached, wait and try again, unless the supervisor drains."""
+        return call_through_outage(self._api.clock, call, self._is_draining)
+
+    @staticmethod
+    def _unprepared(entry: ReadyEntry, **ended: Any) -> RunReport:
+        assert entry.token is not None  # noqa: S101  # it was claimed
+        return RunReport(sched_id=entry.sched_id, token=entry.token, **ended)
+
+    def _quarantine(self, pid: int, problem: FleetInvalid) -> None:
+        """Pause an agent that no supervisor can run until its settings change."""
+        _log.warning("agent %s is quarantined until its settings are corrected: %s", pid, problem.message)
+        reason = str(problem.data.get("problem", problem.message))
+        try:
+            self.wait_out(lambda: self._api.supervision.quarantine(pid, reason=reason[:NOTE_CHARS_MAX]))
+        except RotaError as refusal:
+            _log.warning("cannot quarantine agent %s: %s", pid, refusal)
+
+    def _execute(self, run: LiveRun, loop: SlotLoop, *, has_settings: bool) -> RunOutcome | None:
+        """Execute a run on its own thread, or start it on a cluster (None). Any error becomes its outcome."""
+        agent, name = run.assignment.agent, run.assignment.settings.runner
+        if agent.state == "DEAD":
+            return RunOutcome(exit_kind="cancelled", outcome="owner_dead")
+        if not has_settings and agent.name not in self._functions:
+            return self._leave_to_others(agent)
+        if name == RAY:
+            self._ray.execute(run, loop)
+            return None
+        return self._ray.execute_here(run, loop, partial(self._execute_here, run, name))
+
+    def _execute_here(self, run: LiveRun, name: str) -> RunOutcome:
+        agent = run.assignment.agent
+        try:
+            runner = self._runner(name)
+        except FleetInvalid as problem:  # it is not installed here
+            self._quarantine(agent.pid, problem)
+            return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
+        try:
+            return self._worktrees.execute(
+                run, partial(self._cores.execute, run, lambda: runner.run(run.assignment, run))
+            )
+        except BaseException as problem:
+            _log.exception("the %s runner failed on entry %s", name, run.entry.sched_id)
+            error = str(problem).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
+            return RunOutcome(exit_kind="crashed", outcome="runner_failed", result={"error": error})
+
+    def _leave_to_others(self, agent: Agent) -> RunOutcome:
+        """Queue an entry again that this supervisor cannot run: another one may have the function."""
+        with self._lock:
+            if agent.pid not in self.unrunnable:
+                self.unrunnable.add(agent.pid)
+                _log.warning(
+                    "agent %s (%s) has no settings and no function here: its entries stay queued for other workers",
+                    agent.pid,
+                    agent.name,
+                )
+        return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
+
+    def _runner(self, name: str) -> Runner:
+        with self._lock:
+            if name not in self._runners:
+                self._runners[name] = registry.make(name, self._resources, self._functions, self._slots())
+            return self._runners[name]
+
+    def _agent(self, pid: int) -> tuple[Agent, AgentSettings | None, RunCpu | None]:
+        with self._lock:
+            cached = self._agents.get(pid)
+        if cached is None:
+            agent = self._api.agents.get(pid)
+            settings = settings_of(agent)
+            project = None if agent.project_id is None else self._api.projects.get(agent.project_id)
+            cached = agent, settings, run_cpu(agent, settings, project)
+            with self._lock:
+                self._agents[pid] = cached
+        return cached
+
+    def _workspace_path(self, entry: ReadyEntry, agent: Agent, settings: AgentSettings | None) -> str | None:
+        if entry.workspace is None:
+            return None
+        own = self._worktrees.path_for(entry, agent, None if settings is None else settings.worktree)
+        return own or self._api.projects.workspace(entry.workspace).path
+
+    def _open_log(self, assignment: Assignment) -> BoundedLog:
+        """Return the log of a run, with its copies: beside the store or at the daemon, and in a configured folder."""
+        entry, log_bytes = assignment.entry, assignment.settings.limits.log_bytes
+        log = BoundedLog(log_bytes)
+        if not self._kept_logs.runs_max or not self._kept_logs.bytes_max:
+            return log
+        if isinstance(self._api, Dispatcher) and (beside := self._api.logs.folder) is not None:
+            log.copies.append(LogFileCopy(beside, entry.sched_id, partial(self._api.logs.logged_run, entry), log_bytes))
+        if self._shipping is not None:
+            log.copies.append(self._shipping.copy_of(log, entry))
+        if self._log_folder is not None:
+            run = LoggedRun(entry.sched_id, entry.attempt, entry.token or 0, OWN_FOLDER_ID)
+            log.copies.append(LogFileCopy(self._log_folder, entry.sched_id, lambda: run, log_bytes))
+        return log
+
+    def _bounded_log_folder(self, live_among: Callable[[Collection[int]], set[int]]) -> LogFolder | None:
+        """Return the configured folder, if there is one; set the maxima of the one beside the store."""
+        folder, *maxima = self._kept_logs
+        if isinstance(self._api, Dispatcher):
+            self._api.logs.set_maxima(*maxima)
+        return None if folder is None else LogFolder(Path(folder), live_among, *maxima)
+
+    def forget_agent(self, pid: int) -> None:
+        """Remove an agent from the cache: it was changed."""
+        with self._lock:
+            self._agents.pop(pid, None)
+
+    def forget_project(self, project_id: str) -> None:
+        """Remove the agents of a project from the cache: it was changed."""
+        with self._lock:
+            for pid in [pid for pid, (agent, *_) in self._agents.items() if agent.project_id == project_id]:
+                del self._agents[pid]
+
+    def deliver_logs(self) -> None:
+        """Send the rest of the logs to the daemon; no run is left."""
+        if self._shipping is not None:
+            self._shipping.close()
+
+    def close(self) -> None:
+        """Close the runners."""
+        for runner in self._runners.values():
+            runner.close()
+
+
+class _SlotHold:
+    """A run's hold on a slot of its loop."""
+
+    def __init__(self, loop: SlotLoop, key: RunKey) -> None:
+        self._loop, self._key = loop, key
+
+    def release(self) -> None:
+        self._loop.release_slot(self._key)
+
+    def reacquire(self) -> None:
+        self._loop.reacquire_slot(self._key)
