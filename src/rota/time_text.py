@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from rota import clock
 
-__all__ = ["fine_span", "local_time", "moment", "span", "when"]
+__all__ = ["fine_span", "local_time", "moment", "rough_span", "span", "when"]
 
 MINUTE_S = 60
+_TENTHS_S = 10  # below this, a duration of seconds has a decimal
+_MINUTES_S = 180  # from here on, a rough one is in minutes
+_HOURS_S = 5_400  # and from here on in hours
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -43,3 +46,12 @@ def fine_span(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1_000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < MINUTE_S else span(seconds)
+
+
+def rough_span(seconds: float) -> str:
+    """Format a duration as people say it in a sentence: "4.2 s", "95 s", "12 min", "3.5 h"."""
+    if seconds >= _HOURS_S:
+        return f"{seconds / 3_600:.1f} h"
+    if seconds >= _MINUTES_S:
+        return f"{seconds / MINUTE_S:.0f} min"
+    return f"{seconds:.1f} s" if seconds < _TENTHS_S else f"{seconds:.0f} s"

@@ -179,6 +179,7 @@ def test_a_statement_that_names_an_index_uses_it(plans: dict[str, dict[str, Any]
 _MANY = json.dumps(list(range(1, 101)))
 READS = {  # what a claim of 10 or of 100 asks, and the most pages that it may read
     "entries_ready": (("10000", "'[]'", "10"), 20),
+    "entries_ready_at_any_time": (("'[]'", "10"), 20),
     "entries_next_of_agents": ((f"'{_MANY}'", "1"), 800),
     "heads_of_agents": ((f"'{_MANY}'", "10000", "10000", "'[]'", "1"), 500),
     "first_priorities": ((f"'{_MANY}'",), 500),

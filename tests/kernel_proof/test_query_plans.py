@@ -152,6 +152,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
         "contexts whole",
     ),
     "entries_ready": ("agent_schedule_queue along idx_sched_queue_pickable",),
+    "entries_ready_at_any_time": ("agent_schedule_queue along idx_sched_queue_pickable",),
     "entries_ready_unblocked": (
         "agent_schedule_queue along idx_sched_queue_pickable",
         "agent_processes along idx_process_stopped",
@@ -421,6 +422,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
 CLAIM_PATH = (
     "due_summary",
     "entries_ready",
+    "entries_ready_at_any_time",
     "entries_ready_unblocked",
     "entries_ready_of_agent",
     "entries_next_of_agent",

@@ -14,6 +14,7 @@ from rota.cli.slot_chart import COLORS, column_s, gantt, lane_cells, project_mar
 from rota.cli.terminal_text import harmless
 from rota.model import COST_DIM, WEIGHT_UNIT, SchedulingContext, dim_text, dollars
 from rota.observe import ProjectReport, TextTone
+from rota.time_text import rough_span
 
 __all__ = [
     "SECTION_MAX",
@@ -74,7 +75,7 @@ def snapshot_view(scene: Scene, look: Look) -> RenderableType:
 
 
 def _sections(scene: Scene, look: Look) -> list[tuple[str, list[Text]]]:
-    window = "" if scene.share_window_s is None else f", last {_span(scene.share_window_s)}"
+    window = "" if scene.share_window_s is None else f", last {rough_span(scene.share_window_s)}"
     return [
         (f"projects · share of {scene.measure} against target{window}", _projects(scene, look)),
         ("budgets", _budgets(scene, look)),
@@ -122,7 +123,7 @@ def _header(scene: Scene, look: Look) -> Text:
     if scene.workers:
         parts.append((f" · {_count(len(scene.workers), 'worker')}", ""))
     if scene.statuses is None:
-        parts.append((f" · up {_duration(scene.uptime_s)}", ""))
+        parts.append((f" · up {_clock_time(scene.uptime_s)}", ""))
     if scene.paused_by is not None:
         parts.append((f" · the fleet is paused by {scene.paused_by}", "yellow"))
     if not look.is_narrow:
@@ -151,24 +152,18 @@ def _queue(scene: Scene) -> list[Text]:
 
 def _waits(scene: Scene) -> list[Text]:
     mean_s, starts = scene.waits
-    parts = [] if scene.oldest is None else [f"{scene.oldest[0]} has waited longest: {_span(scene.oldest[1])}"]
-    parts += [f"mean of the last {_count(starts, 'start')}: {_span(mean_s)}"] if starts else []
+    parts = [] if scene.oldest is None else [f"{scene.oldest[0]} has waited longest: {rough_span(scene.oldest[1])}"]
+    parts += [f"mean of the last {_count(starts, 'start')}: {rough_span(mean_s)}"] if starts else []
     return [Text.assemble(("waits ", "dim"), " · ".join(parts))] if parts and scene.statuses is not None else []
 
 
 _HOLDS = {"time": "delayed", "backoff": "backing off", "after": "after others", "worker": "reserved"}
 
 
-def _duration(seconds: float) -> str:
+def _clock_time(seconds: float) -> str:
     whole = int(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
-def _span(seconds: float) -> str:
-    if seconds >= 90:  # noqa: PLR2004  # a minute and a half
-        return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"  # noqa: PLR2004
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
 
 
 def _count(count: int, noun: str) -> str:
@@ -246,7 +241,7 @@ def _runs(scene: Scene, look: Look) -> list[Text]:
     """Return the runs that began first."""
     lines = []
     for name, worker_id, start_at, attempt in sorted(scene.runs, key=lambda run: run[2])[: look.rows_max]:
-        since = _span(max(0.0, scene.at - start_at))
+        since = rough_span(max(0.0, scene.at - start_at))
         more = f"  on {worker_id}" + (f", attempt {attempt}" if attempt > 1 else "")
         lines.append(Text.assemble(f"{set_cell_size(name, NAME_MAX + 2)} for {since}", (more, "dim")))
     return _with_rest(lines, len(scene.runs), "runs")

@@ -4,8 +4,8 @@ Every claim asks the same few things: does anything fall due, and which limits a
 *due summary*; the rows of a claim's agents and projects answer the second. Both seldom change, so the *cache* keeps
 them. It must never be wrong, so:
 
-- a write that may change any of it (`KernelEnvironment.write`) drops the cache; the writes of every day (enqueue, claim,
-  end of a run) do not, and adjust the due summary by what they did (`lower_due_summary`, `drop_due_summary`);
+- a write that may change any of it (`KernelEnvironment.write`) drops the cache; the writes of every day (enqueue,
+  claim, end of a run) do not, and adjust the due summary by what they did (`lower_due_summary`, `drop_due_summary`);
 - a commit of another process or connection drops it (`Transaction.foreign_version`);
 - what was read in a transaction that was rolled back is dropped.
 

@@ -9,12 +9,11 @@ from rota.model import events
 from rota.model.events import Event
 from rota.model.money import amount_text, amounts_text, dim_text
 from rota.observe.event_names import About, Describers, EntityNames, FailedRun, Line, readable
+from rota.time_text import rough_span
 
 __all__ = ["ENTRY_SENTENCES", "ERROR_CHARS_MAX"]
 
 ERROR_CHARS_MAX = 200  # of an error in a sentence
-_SHORT_S = 10.0  # below this, a duration has a decimal
-_LONG_S = 180.0  # from here on, it is in minutes
 
 
 def _enqueued(data: events.EntriesEnqueued, event: Event, names: EntityNames) -> Iterator[Line]:
@@ -47,7 +46,7 @@ def _returned(data: events.EntriesReturned, event: Event, names: EntityNames) ->
     pause_s = max(0.0, (data.runnable_at or event.ts) - event.ts)
     for sched_id in data.sched_ids:
         run, details = names.run(sched_id), names.run_details(sched_id, event.ts)
-        when = f" in {_duration(pause_s)}" if pause_s >= 0.05 else ""  # noqa: PLR2004  # less would be written as 0.0
+        when = f" in {rough_span(pause_s)}" if pause_s >= 0.05 else ""  # noqa: PLR2004  # less would be written as 0.0
         if data.verb == "reclaim":
             yield "warn", f"{run} was requeued: its claim expired; runs again{when}", About(sched_id)
         elif data.verb == "retry":
@@ -77,12 +76,6 @@ def _error(failed: FailedRun) -> str:
 def _in_brackets(*parts: str) -> str:
     given = "; ".join(part for part in parts if part)
     return f" ({given})" if given else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= _LONG_S:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds:.1f} s" if seconds < _SHORT_S else f"{seconds:.0f} s"
 
 
 def _outcome(exit_kind: str, outcome: str | None) -> str:
@@ -134,7 +127,7 @@ def _changed_to(name: str, value: Any, event: Event) -> str:
     if name not in ("runnable_at", "deadline") or not isinstance(value, int | float):
         return " ".join(map(readable, map(str, value))) if isinstance(value, list | tuple) else f"= {value}"
     left_s = value - event.ts
-    return f"in {_duration(left_s)}" if left_s > 0 else "now"
+    return f"in {rough_span(left_s)}" if left_s > 0 else "now"
 
 
 def _cancel_requested(data: events.CancelRequested, _event: Event, names: EntityNames) -> Iterator[Line]:
@@ -167,7 +160,7 @@ def _run_started(data: events.RunStarted, _event: Event, names: EntityNames) -> 
 
 def _run_ended(data: events.RunEnded, _event: Event, names: EntityNames) -> Iterator[Line]:
     used = "".join(f", {amount:,} {dim}" for dim, amount in data.usage.items())
-    yield "detail", f"{names.run(data.sched_id)} took {_duration(data.wall_ms / 1000)}{used}", About(data.sched_id)
+    yield "detail", f"{names.run(data.sched_id)} took {rough_span(data.wall_ms / 1000)}{used}", About(data.sched_id)
 
 
 def _over_budget(data: events.RunOverBudget, _event: Event, names: EntityNames) -> Iterator[Line]:
