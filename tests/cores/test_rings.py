@@ -16,14 +16,22 @@ from rota.cores.events import Block, CoreTick, Decision, Preempt, Reschedule, Ru
 from tests.cores.harness import MS, EngineHarness
 
 Order = Literal["wake first", "block first"]
+Groups = Literal["none", "one", "one each"]
 
 
 class Ring:
     """One core with a hog and a ring, driven to the instant."""
 
-    def __init__(self, count: int, work_ns: int, order: Order, latency: LatencyClass) -> None:
+    def __init__(self, count: int, work_ns: int, order: Order, latency: LatencyClass, groups: Groups) -> None:
         self.engine = CoresEngine(cores=1)
-        self.members = [self.engine.spawn(latency_class=latency) for _ in range(count)]
+        names: dict[Groups, list[str | None]] = {
+            "none": [None] * count,
+            "one": ["ring"] * count,
+            "one each": [f"thread {number}" for number in range(count)],
+        }
+        for name in {name for name in names[groups] if name is not None}:
+            self.engine.add_group(name)
+        self.members = [self.engine.spawn(latency_class=latency, group=name) for name in names[groups]]
         self.hog = self.engine.spawn()
         self.work_ns = self.remaining_ns = work_ns
         self.order = order
@@ -73,8 +81,11 @@ class Ring:
 @pytest.mark.parametrize("latency", ["normal", "sensitive"])
 @pytest.mark.parametrize("order", ["wake first", "block first"])
 @pytest.mark.parametrize(("count", "work_us"), [(2, 100), (10, 1_000), (3, 2_900)])
-def test_a_ring_neither_robs_a_hog_nor_is_robbed(count: int, work_us: int, order: Order, latency: LatencyClass) -> None:
-    share = Ring(count, work_us * 1_000, order, latency).run(2_000 * MS)
+@pytest.mark.parametrize("groups", ["none", "one", "one each"])
+def test_a_ring_neither_robs_a_hog_nor_is_robbed(
+    count: int, work_us: int, order: Order, latency: LatencyClass, groups: Groups
+) -> None:
+    share = Ring(count, work_us * 1_000, order, latency, groups).run(2_000 * MS)
     assert 0.45 < share < 0.55, f"the hog got {share:.1%} for 50 %"
 
 

@@ -124,6 +124,13 @@ def test_the_threads_of_a_process_share_what_it_gets_by_their_weights() -> None:
     assert got[3:] == pytest.approx([40] * 5, abs=3)
 
 
+def test_a_group_of_one_keeps_what_it_is_owed_when_it_moves() -> None:
+    """Its only member leaves one core before it comes to the other: the group has not gone to sleep meanwhile."""
+    hogs = [Hog("a", 1, "pair"), Hog("b", 1, "pair"), Hog("single", 7, "one")]
+    hogs += [Hog("c", 0.5), Hog("d", 0.5), Hog("e", 1), Hog("f", 1)]
+    check_shares(4, hogs, {"one": 0.5, "pair": 2})
+
+
 def test_migration_is_bounded_by_one_for_every_pick_and_balanced_cores_need_none() -> None:
     _, engine = measured(2, [Hog("a", 1), Hog("b", 1), Hog("c", 1)], {})
     assert 0 < engine.counters.migrations <= engine.counters.picks // 4

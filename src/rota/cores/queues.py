@@ -165,6 +165,9 @@ class Queues:
     def move(self, entity: Entity, core: CoreRecord, now: int) -> None:
         """Move a waiting entity to another core; its common time stays the same."""
         common_time = entity.virtual_time + entity.home.base
+        group = entity.details.group
+        if group is not None and entity.band == NORMAL:
+            group.present |= core.bit  # before it leaves: a group whose only member moves does not join again
         self.remove(entity, now)
         entity.core = core
         entity.home = queue = self._queue(entity)
@@ -233,8 +236,15 @@ class Queues:
             fair.put_back(now)
         else:
             fair.leave(now)
-            node.group.present &= ~core.bit
+            self._left(node, core)
         node.group.time += node.virtual_time - before
+
+    def _left(self, node: GroupNode, core: CoreRecord) -> None:
+        """No member of a group is runnable on a core any more. If none is anywhere, the group keeps its lag."""
+        group = node.group
+        group.present &= ~core.bit
+        if not group.present:
+            group.left_as, group.owed = node, node.owed
 
     def put_back(self, entity: Entity, now: int) -> None:
         """The running entity gives up its core and waits there for another slice."""
@@ -257,7 +267,7 @@ class Queues:
         node = self._node_of(entity)
         if node is not None and not len(node.inside) and node.entry != NOT_QUEUED:
             entity.core.fair.remove(node, now)
-            node.group.present &= ~entity.core.bit
+            self._left(node, entity.core)
 
     def should_preempt(self, entity: Entity, core: CoreRecord, now: int) -> bool:
         """Whether a waiting entity should get the core before the current slice ends."""
@@ -333,6 +343,7 @@ class Queues:
 
     def reweigh_group(self, group: GroupRecord, weight: int, now: int) -> None:
         """Change the weight of a group on every core; its lag stays the same."""
+        group.owed = group.owed * group.weight // weight
         group.weight = weight
         running = [(self.cores[core_id].fair, node) for core_id, node in group.nodes.items()]
         for fair, node in running:
@@ -398,10 +409,17 @@ class Queues:
         if node is None or node.entry != NOT_QUEUED or fair.current is node:
             return
         group = node.group
-        if not group.present:  # it joins: debt is kept
-            group.time = max(group.time, fair.common_time(now) if fair.weight else self.common_time)
+        if group.present:
+            fair.enter_moved(node, group.time, self._node_limit_ns(node), now)
+        else:  # it has slept: as an entity it has the lag with which it left
+            if not fair.weight:
+                fair.rebase(self.common_time)
+            if node is not group.left_as:
+                node.virtual_time = fair.time(now).whole - group.owed
+            node.owed = group.owed
+            fair.enter(node, now)
+            group.time = node.virtual_time + fair.base
         group.present |= entity.core.bit
-        fair.enter_moved(node, group.time, self._node_limit_ns(node), now)
         node.offset = node.virtual_time - group.time
 
     def _enter_reserved(self, entity: Entity) -> None:

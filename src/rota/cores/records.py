@@ -269,10 +269,12 @@ class GroupRecord:
 
     __slots__ = (
         "context",
+        "left_as",
         "members",
         "members_time",
         "name",
         "nodes",
+        "owed",
         "present",
         "slice_ns",
         "time",
@@ -288,6 +290,8 @@ class GroupRecord:
         self.nodes: dict[int, GroupNode] = {}  # by core
         self.time = 0  # virtual time of the whole group, as a common time: its usage on all cores by its weight
         self.present = 0  # mask of the cores on which it competes now
+        self.left_as: GroupNode | None = None  # the node that was the last to leave, when all members slept
+        self.owed = 0  # how far that one was behind the time of its queue
         self.members_time = 0  # the common time of its members when it was last read on a core
 
 
