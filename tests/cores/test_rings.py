@@ -2,17 +2,23 @@
 
 In a ring exactly one thread has work at any moment: it works for a while, wakes the next one and blocks, in this order
 or the other. Beside a hog there are always two competitors of equal weight: the fluid ideal of the hog is a half.
+
+On several cores, where the threads of a ring wait on different ones, rings may get less than their share. But a hog
+gets its own.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Literal
 
 import pytest
 
 from rota.cores import CoresEngine
 from rota.cores.accounts import LatencyClass
-from rota.cores.events import Block, CoreTick, Decision, Preempt, Reschedule, RunEntity, Wake
+from rota.cores.events import Block, CoreTick, Decision, Idle, Preempt, Reschedule, RunEntity, Wake
 from tests.cores.harness import MS, EngineHarness
 
 Order = Literal["wake first", "block first"]
@@ -87,6 +93,82 @@ def test_a_ring_neither_robs_a_hog_nor_is_robbed(
 ) -> None:
     share = Ring(count, work_us * 1_000, order, latency, groups).run(2_000 * MS)
     assert 0.45 < share < 0.55, f"the hog got {share:.1%} for 50 %"
+
+
+class Rings:
+    """Several cores with hogs and rings of two threads, driven to the instant."""
+
+    def __init__(self, cores: int, hogs: int, rings: int, work_ns: int, order: Order, *, in_groups: bool) -> None:
+        self.engine = CoresEngine(cores=cores)
+        self.work_ns = work_ns
+        self.order = order
+        self.now = 0
+        self.hogs = [self.engine.spawn() for _ in range(hogs)]
+        self.partner: dict[int, int] = {}  # of each thread of a ring
+        self.remaining_ns: dict[int, int] = {}
+        self.running: list[int | None] = [None] * cores
+        self.started_at = [0] * cores
+        self.slices = [0] * cores  # begun on each core: an end of an earlier one is void
+        self.ends: list[tuple[int, int, int, int | None]] = []  # instant, order, core, slice; no slice: a reschedule
+        self.order_of_ends = itertools.count()
+        for hog in self.hogs:
+            self.apply(self.engine.step(Wake(hog), 0))
+        for number in range(rings):
+            names = [f"{number}a", f"{number}b"] if in_groups else [None, None]
+            for name in filter(None, names):
+                self.engine.add_group(name)
+            one, other = (self.engine.spawn(group=name) for name in names)
+            self.partner |= {one: other, other: one}
+            self.remaining_ns |= {one: work_ns, other: work_ns}
+            self.apply(self.engine.step(Wake(one), 0))
+
+    def apply(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Reschedule):
+                heappush(self.ends, (self.now, next(self.order_of_ends), decision.core, None))
+            elif isinstance(decision, RunEntity):
+                core, entity = decision.core, decision.entity
+                self.running[core], self.started_at[core] = entity, self.now
+                self.slices[core] += 1
+                ends_at = min(decision.until_ns, self.now + self.remaining_ns.get(entity, decision.until_ns))
+                heappush(self.ends, (ends_at, next(self.order_of_ends), core, self.slices[core]))
+            elif isinstance(decision, Preempt | Idle):
+                self.running[decision.core] = None
+                self.slices[decision.core] += 1
+
+    def run(self, until: int) -> list[float]:
+        """Return the shares of the hogs, in cores."""
+        while self.ends[0][0] < until:
+            self.now, _, core, number = heappop(self.ends)
+            if number is not None and number != self.slices[core]:
+                continue
+            entity = self.running[core]
+            if entity in self.partner:
+                self.remaining_ns[entity] -= self.now - self.started_at[core]
+                self.started_at[core] = self.now
+            if number is not None and entity in self.partner and not self.remaining_ns[entity]:
+                self.pass_on(entity)
+            else:
+                self.apply(self.engine.step(CoreTick(core), self.now))
+        self.engine.check_invariants()
+        return [self.engine.account(hog, self.now).runtime_ns / self.now for hog in self.hogs]
+
+    def pass_on(self, entity: int) -> None:
+        following = self.partner[entity]
+        self.remaining_ns[entity] = self.work_ns
+        events: list[Wake | Block] = [Wake(following), Block(entity)]
+        for event in events if self.order == "wake first" else reversed(events):
+            self.apply(self.engine.step(event, self.now))
+
+
+@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("order", ["wake first", "block first"])
+@pytest.mark.parametrize("mix", [(4, 5, 3, 100), (4, 2, 9, 1_000), (2, 1, 3, 2_900)])
+def test_rings_on_several_cores_rob_no_hog(mix: tuple[int, int, int, int], order: Order, in_groups: bool) -> None:
+    cores, hogs, rings, work_us = mix
+    shares = Rings(cores, hogs, rings, work_us * 1_000, order, in_groups=in_groups).run(1_000 * MS)
+    ideal = cores / (hogs + rings)
+    assert min(shares) > ideal - 0.05, f"the hogs got {shares} for {ideal:.3f}"
 
 
 def test_a_heavy_waker_preempts_a_light_hog_by_its_virtual_deadline() -> None:

@@ -20,6 +20,9 @@ loads), it takes the most overdue entity there that is behind and may come. Thre
     A, B on core 0, C on core 1     core 1 runs ahead: its time passes twice as fast
     4.5 ms ahead                    core 1 takes B. Now B and C share core 1, and core 0 runs ahead, and so on
 
+A core whose few entities all block before their slices end would never compare itself, and threads that wake each other
+could keep it for themselves. It does so every `BALANCE_EVERY_NS` instead.
+
 A moved entity keeps its common time, with a lag of at most `LAG_SLICES_MAX` slices on its new core.
 
 *A group has one virtual time* over all cores: what it uses on one core is charged to it on the others before they run
@@ -62,10 +65,20 @@ from rota.cores.telemetry import Counters
 from rota.model.lifecycle import EntityState
 from rota.policy.virtual_time import SCALE, charged, lag
 
-__all__ = ["BALANCE_LOOKS_MAX", "PLACE_LOOKS_MAX", "STEAL_LOOKS_MAX", "STEAL_TRIES_MAX", "Placement"]
+__all__ = [
+    "BALANCE_EVERY_NS",
+    "BALANCE_LOOKS_MAX",
+    "FEW_WAITING",
+    "PLACE_LOOKS_MAX",
+    "STEAL_LOOKS_MAX",
+    "STEAL_TRIES_MAX",
+    "Placement",
+]
 
 STEAL_TRIES_MAX = 4  # queues that an idle core looks into
 STEAL_LOOKS_MAX = 8  # entities that it looks at in each
+BALANCE_EVERY_NS = 20_000_000  # how often a core compares itself if no slice ends on it, because all block before
+FEW_WAITING = 2  # entities that wait on such a core: with more, it is not ahead for long
 BALANCE_CORES_MAX = 8  # cores that a core compares itself with when a slice ends
 BALANCE_LOOKS_MAX = 4  # entities that it looks at on the one that is furthest behind
 IMBALANCE_MAX_NS = 3_000_000  # service that one core may owe to another before an entity moves
@@ -150,7 +163,8 @@ class Placement:
         self.mark_stealable(target)
 
     def balance(self, core: CoreRecord, now: int, out: list[Decision]) -> None:
-        """A slice ended: move an entity here that is behind on another core, if this core is ahead of that one."""
+        """Move an entity here that is behind on another core, if this core is ahead of that one."""
+        core.balance_at_ns = now + BALANCE_EVERY_NS
         if not core.is_open or not core.fair.weight:
             return
         only = core.fair.only()
@@ -192,7 +206,7 @@ class Placement:
                 if owed > most and isinstance(one, Entity) and self._may_come(one, core):
                     most, found = owed, one
         if found is not None:
-            self._migrate(found, core, now, out)
+            self._send(found, core, now, out)
 
     def should_wait(self, core: CoreRecord, node: GroupNode, now: int) -> bool:
         """Whether the next member of a group here should wait for one that is behind it and runs on another core.
@@ -244,7 +258,7 @@ class Placement:
                 node = group.nodes.get(core.core_id)
                 is_behind = group.time < here and (node is None or not len(node.inside))
             if is_behind:
-                self._migrate(entity, core, now, out)
+                self._send(entity, core, now, out)
                 return True
         return False
 

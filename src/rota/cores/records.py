@@ -300,6 +300,7 @@ class CoreRecord:
 
     __slots__ = (
         "background",
+        "balance_at_ns",
         "bit",
         "core_id",
         "current",
@@ -321,6 +322,7 @@ class CoreRecord:
     def __init__(self, core_id: int, fair: RunQueue, background: RunQueue) -> None:
         self.core_id = core_id
         self.bit = 1 << core_id
+        self.balance_at_ns = 0  # when it compares itself with other cores, even if its entities block before that
         self.current: Entity | None = None  # the entity whose share is in use; its delegate runs
         self.reserved: DeadlineQueue[Entity] = DeadlineQueue()
         self.fair = fair
