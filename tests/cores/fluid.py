@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 EPSILON = 1e-9
 HALVINGS = 40
+SLACK = 1e-6
 
 
 class Hog(NamedTuple):
@@ -80,7 +81,8 @@ def _filled(
             low, high = (middle, high) if is_possible(rates(middle)) else (low, middle)
         here = rates(low)
         stuck = [name for name in rising if not is_possible(here | {name: here[name] * 1.001 + 1e-7})]
-        frozen = frozen | {name: here[name] for name in stuck or rising}
+        # a little below, so that the rates stay possible together with others
+        frozen = frozen | {name: here[name] * (1 - SLACK) for name in stuck or rising}
     return frozen
 
 
