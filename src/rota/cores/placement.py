@@ -169,7 +169,7 @@ class Placement:
         core.balance_at_ns = now + BALANCE_EVERY_NS
         if not core.is_open or not core.fair.weight:
             return
-        only = core.fair.only()
+        only = core.fair.only() if len(core.fair) else core.fair.current
         if only is None:
             self._measure(core.fair.common_time(now), now)
         elif isinstance(only, Entity) and only.weight * self._rate >= SCALE:
