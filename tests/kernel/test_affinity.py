@@ -9,7 +9,7 @@ import pytest
 from rota.errors import SchedIllegalTransition, SchedInvalidPayload
 from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.affinity import AFFINITY_WAIT_S, RELEASE_MAX
-from rota.kernel.workers_seen import ALIVE_S, WORKERS_MAX, WorkersSeen
+from rota.kernel.environment import ALIVE_S, WORKERS_MAX, WorkersSeen
 from rota.model.events import AffinityWaitSet, EntriesHeldForWorker, EntriesReleased
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World

@@ -11,8 +11,8 @@ import pytest
 
 from rota import store
 from rota.errors import SchedInvalidPayload, UnknownPid
-from rota.kernel import Kernel, RunReport, ScheduleSpec, kernel_cache
-from rota.kernel.kernel_cache import KernelCache
+from rota.kernel import Kernel, RunReport, ScheduleSpec, environment
+from rota.kernel.environment import KernelCache
 from rota.service import Dispatcher
 from rota.store import Transaction
 
@@ -104,5 +104,5 @@ def test_the_number_of_cached_agents_is_limited(kernel: Kernel) -> None:
         return [set(cache.agents(tx, wanted)) for wanted in (pids[:2], pids[2:], pids[:1])]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_cache, "OWNERS_MAX", 2)
+        patch.setattr(environment, "OWNERS_MAX", 2)
         assert kernel.store.write(work) == [set(pids[:2]), {pids[2]}, {pids[0], pids[2]}]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rota.errors import SchedAdmissionDenied, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel.affinity import AFFINITY_WAIT_S
-from rota.kernel.workers_seen import ALIVE_S
+from rota.kernel.environment import ALIVE_S
 from rota.model.work import Backoff, ScheduleSpec
 
 LEFT = -1.0

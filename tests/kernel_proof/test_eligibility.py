@@ -21,7 +21,7 @@ from rota.errors import SchedAdmissionDenied
 from rota.kernel import Kernel, ReadyEntry, ScheduleSpec
 from rota.kernel.claim_checks import CheckedEntry, ClaimChecks
 from rota.kernel.claim_pass import begin_claim
-from rota.kernel.kernel_cache import KernelCache, read_due_summary
+from rota.kernel.environment import KernelCache, read_due_summary
 from rota.kernel.turn import make_turn_request
 from rota.model.events import PolicyFellBack
 from rota.model.work import ProjectConstraint

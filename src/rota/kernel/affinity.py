@@ -20,11 +20,10 @@ from typing import Literal, NamedTuple
 
 from rota.errors import SchedInvalidPayload
 from rota.kernel import flows
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import KernelEnvironment, worker_names
 from rota.kernel.journal import append
 from rota.kernel.settings import read_number, write_setting
 from rota.kernel.turn import TurnRequest
-from rota.kernel.workers_seen import worker_names
 from rota.model.checks import Checks
 from rota.model.events import AffinityWaitSet, EntriesReleased
 from rota.model.workers import takes_no_kind

@@ -19,7 +19,7 @@ import msgspec
 from rota.kernel import contexts, graph_budgets, usage_windows
 from rota.kernel.budget_loans import OpenLoan, reserved_for_loans
 from rota.kernel.contexts import ContextRow
-from rota.kernel.kernel_cache import DueSummary, KernelCache
+from rota.kernel.environment import DueSummary, KernelCache
 from rota.kernel.occupancy import NO_CONSTRAINT, Occupancy, OwnerOccupancy
 from rota.kernel.rows import (
     ATTEMPT,

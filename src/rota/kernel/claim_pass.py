@@ -21,10 +21,9 @@ from rota.kernel import affinity, contexts, flows
 from rota.kernel.claim_checks import CheckedEntry, ClaimChecks
 from rota.kernel.completion import UNREADABLE, end_runs
 from rota.kernel.contexts import ContextRow
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import UNLIMITED, DueSummary, KernelEnvironment
 from rota.kernel.flows import NO_PROJECT, ServedFlows
 from rota.kernel.journal import append
-from rota.kernel.kernel_cache import UNLIMITED, DueSummary
 from rota.kernel.maintenance import Maintenance, lift_holds, promote, restore_holds
 from rota.kernel.paging import READ_MAX
 from rota.kernel.rows import (

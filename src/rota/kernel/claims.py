@@ -17,8 +17,7 @@ import msgspec
 from rota.errors import SchedAdmissionDenied, SchedInvalidPayload, SchedUnknownId
 from rota.kernel import affinity
 from rota.kernel.claim_pass import ClaimPass, begin_claim
-from rota.kernel.environment import KernelEnvironment
-from rota.kernel.kernel_cache import read_due_summary
+from rota.kernel.environment import KernelEnvironment, read_due_summary
 from rota.kernel.progress import NoRepeats
 from rota.kernel.rows import ready_entry_from_row
 from rota.kernel.runs import Runs

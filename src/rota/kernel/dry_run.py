@@ -20,8 +20,7 @@ from typing import NamedTuple, TypeVar
 from rota.errors import SchedUnknownId
 from rota.kernel.claim_pass import IndexNeeded
 from rota.kernel.enqueue import Enqueuing
-from rota.kernel.environment import KernelEnvironment
-from rota.kernel.kernel_cache import DueSummary
+from rota.kernel.environment import DueSummary, KernelEnvironment
 from rota.kernel.maintenance import Maintenance
 from rota.kernel.rows import decode_spent
 from rota.model.reasons import WaitsOnLimit

@@ -17,10 +17,10 @@ import msgspec
 from rota.errors import RotaError, SchedInvalidPayload, UnknownPid
 from rota.kernel import affinity, dependencies
 from rota.kernel.entries import Entries
+from rota.kernel.environment import CachedAgent
 from rota.kernel.grants import check_reachable, may_reach, unreachable_entry
 from rota.kernel.graph_budgets import check_account
 from rota.kernel.journal import append
-from rota.kernel.kernel_cache import CachedAgent
 from rota.kernel.rows import NEEDS, PROJECT, decode_needs, encode_json, encode_needs_and_options
 from rota.model.checks import INTEGER_MAX, PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import EntriesEnqueued

@@ -27,10 +27,9 @@ from rota.kernel import contexts, limit_asks
 from rota.kernel.claim_checks import ClaimChecks
 from rota.kernel.completion import RunRow, charge_run
 from rota.kernel.contexts import UNITS, ContextRow, to_ms, to_ms_up
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import KernelEnvironment, read_due_summary
 from rota.kernel.flows import SHARED_DIM
 from rota.kernel.journal import append
-from rota.kernel.kernel_cache import read_due_summary
 from rota.kernel.limit_asks import ASKS_MAX, START, AskRow, encode_amounts
 from rota.kernel.queue import Queue
 from rota.kernel.rows import decode_needs, decode_spent

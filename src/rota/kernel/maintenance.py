@@ -22,12 +22,10 @@ from collections.abc import Callable, Collection
 
 from rota.kernel import affinity, contexts, dependencies, usage_windows, workers
 from rota.kernel.completion import end_runs
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import DueSummary, KernelEnvironment, read_due_summary, worker_names
 from rota.kernel.journal import append
-from rota.kernel.kernel_cache import DueSummary, read_due_summary
 from rota.kernel.rows import decode_options
 from rota.kernel.run_reports import RunEnd
-from rota.kernel.workers_seen import worker_names
 from rota.model.events import EntriesExpired, EntriesHeldForWorker
 from rota.store import Row, Transaction
 from rota.store.statements import claims as sql

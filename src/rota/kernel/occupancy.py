@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from rota.kernel import usage_windows
 from rota.kernel.budget_loans import OpenLoan, open_loans, reserved_in_budgets, reserved_on_ledger
-from rota.kernel.kernel_cache import UNLIMITED, CachedProject, DueSummary, KernelCache
+from rota.kernel.environment import UNLIMITED, CachedProject, DueSummary, KernelCache
 from rota.kernel.rows import NO_NEEDS, Needs, decode_needs, decode_spent
 from rota.model.work import ProjectConstraint
 from rota.store import Row, Transaction

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rota.kernel.environment import ChangeMark, KernelCache
 from rota.kernel.flows import NO_PROJECT
-from rota.kernel.kernel_cache import ChangeMark, KernelCache
 from rota.kernel.rows import json_list
 from rota.model.snapshot import Account, Key
 from rota.store import Transaction

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
 from rota.kernel.claim_pass import ClaimPass
+from rota.kernel.environment import ChangeMark
 from rota.kernel.flows import NO_PROJECT
-from rota.kernel.kernel_cache import ChangeMark
 from rota.kernel.rows import PRIORITY, RUNNABLE_AT, json_list
 from rota.store import Row, Statement, Transaction
 from rota.store.statements import ready_heads as sql

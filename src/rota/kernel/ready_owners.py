@@ -17,8 +17,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from rota.kernel.environment import ChangeMark, KernelCache
 from rota.kernel.flows import NO_PROJECT
-from rota.kernel.kernel_cache import ChangeMark, KernelCache
 from rota.kernel.rows import json_list
 from rota.model.work import WEIGHT_UNIT
 from rota.store import Row, Transaction

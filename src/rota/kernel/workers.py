@@ -22,12 +22,11 @@ import msgspec
 from rota.decoding import decode_json
 from rota.errors import LimitExceeded, SchedInvalidPayload
 from rota.kernel.clock_jumps import now_as_stored
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import WORKERS_MAX, KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.paging import LIST_MAX
 from rota.kernel.rows import DECODE_ERRORS
 from rota.kernel.turn import check_worker
-from rota.kernel.workers_seen import WORKERS_MAX
 from rota.model.checks import ID_CHARS_MAX, NOTE_CHARS_MAX, Checks
 from rota.model.events import WorkerLost
 from rota.model.workers import ONLY_KINDS, WORKER_ALIVE_S, SlotPool, WorkerInfo, WorkerKind
