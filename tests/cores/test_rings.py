@@ -25,102 +25,46 @@ Order = Literal["wake first", "block first"]
 Groups = Literal["none", "one", "one each"]
 
 
-class Ring:
-    """One core with a hog and a ring, driven to the instant."""
-
-    def __init__(self, count: int, work_ns: int, order: Order, latency: LatencyClass, groups: Groups) -> None:
-        self.engine = CoresEngine(cores=1)
-        names: dict[Groups, list[str | None]] = {
-            "none": [None] * count,
-            "one": ["ring"] * count,
-            "one each": [f"thread {number}" for number in range(count)],
-        }
-        for name in {name for name in names[groups] if name is not None}:
-            self.engine.add_group(name)
-        self.members = [self.engine.spawn(latency_class=latency, group=name) for name in names[groups]]
-        self.hog = self.engine.spawn()
-        self.work_ns = self.remaining_ns = work_ns
-        self.order = order
-        self.turn = 0
-        self.now = 0
-        self.until = 0
-        self.send(Wake(self.members[0]))
-        self.send(Wake(self.hog))
-
-    def send(self, event: Wake | Block | CoreTick) -> None:
-        decisions: list[Decision] = list(self.engine.step(event, self.now))
-        for decision in decisions:
-            if isinstance(decision, RunEntity):
-                self.until = decision.until_ns
-        for decision in decisions:
-            if isinstance(decision, Reschedule):
-                self.send(CoreTick(0))
-
-    def run(self, until: int) -> float:
-        """Return the share of the hog."""
-        while self.now < until:
-            active = self.members[self.turn]
-            runs = self.engine.running(0) == active
-            ends = min(self.until, self.now + self.remaining_ns) if runs else self.until
-            if runs:
-                self.remaining_ns -= ends - self.now
-            self.now = ends
-            if runs and not self.remaining_ns:
-                self._pass_on(active)
-            else:
-                self.send(CoreTick(0))
-        self.engine.check_invariants()
-        return self.engine.account(self.hog, self.now).runtime_ns / self.now
-
-    def _pass_on(self, active: int) -> None:
-        self.turn = (self.turn + 1) % len(self.members)
-        self.remaining_ns = self.work_ns
-        following = self.members[self.turn]
-        if self.order == "block first":
-            self.send(Block(active))
-            self.send(Wake(following))
-        else:
-            self.engine.step(Wake(following), self.now)  # it blocks before the core answers the reschedule
-            self.send(Block(active))
-
-
-@pytest.mark.parametrize("latency", ["normal", "sensitive"])
-@pytest.mark.parametrize("order", ["wake first", "block first"])
-@pytest.mark.parametrize(("count", "work_us"), [(2, 100), (10, 1_000), (3, 2_900)])
-@pytest.mark.parametrize("groups", ["none", "one", "one each"])
-def test_a_ring_neither_robs_a_hog_nor_is_robbed(
-    count: int, work_us: int, order: Order, latency: LatencyClass, groups: Groups
-) -> None:
-    share = Ring(count, work_us * 1_000, order, latency, groups).run(2_000 * MS)
-    assert 0.45 < share < 0.55, f"the hog got {share:.1%} for 50 %"
-
-
 class Rings:
-    """Several cores with hogs and rings of two threads, driven to the instant."""
+    """Several cores with hogs and rings of threads, driven to the instant."""
 
-    def __init__(self, cores: int, hogs: int, rings: int, work_ns: int, order: Order, *, in_groups: bool) -> None:
+    def __init__(
+        self,
+        cores: int,
+        hogs: int,
+        rings: int,
+        work_ns: int,
+        order: Order,
+        *,
+        size: int = 2,
+        latency: LatencyClass = "normal",
+        groups: Groups = "none",
+    ) -> None:
         self.engine = CoresEngine(cores=cores)
         self.work_ns = work_ns
         self.order = order
         self.now = 0
         self.hogs = [self.engine.spawn() for _ in range(hogs)]
-        self.partner: dict[int, int] = {}  # of each thread of a ring
+        self.following: dict[int, int] = {}  # the next one of each thread of a ring
         self.remaining_ns: dict[int, int] = {}
         self.running: list[int | None] = [None] * cores
         self.started_at = [0] * cores
         self.slices = [0] * cores  # begun on each core: an end of an earlier one is void
         self.ends: list[tuple[int, int, int, int | None]] = []  # instant, order, core, slice; no slice: a reschedule
         self.order_of_ends = itertools.count()
+        for number in range(rings):
+            threads = [self._spawn(f"ring {number}", each, latency, groups) for each in range(size)]
+            self.following |= dict(zip(threads, threads[1:] + threads[:1], strict=True))
+            self.remaining_ns |= dict.fromkeys(threads, work_ns)
+            self.apply(self.engine.step(Wake(threads[0]), 0))
         for hog in self.hogs:
             self.apply(self.engine.step(Wake(hog), 0))
-        for number in range(rings):
-            names = [f"{number}a", f"{number}b"] if in_groups else [None, None]
-            for name in filter(None, names):
-                self.engine.add_group(name)
-            one, other = (self.engine.spawn(group=name) for name in names)
-            self.partner |= {one: other, other: one}
-            self.remaining_ns |= {one: work_ns, other: work_ns}
-            self.apply(self.engine.step(Wake(one), 0))
+
+    def _spawn(self, ring: str, number: int, latency: LatencyClass, groups: Groups) -> int:
+        name = {"none": None, "one": ring, "one each": f"{ring}, thread {number}"}[groups]
+        if name is not None and (groups == "one each" or not number):
+            self.engine.add_group(name)
+        return self.engine.spawn(latency_class=latency, group=name)
 
     def apply(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -143,10 +87,10 @@ class Rings:
             if number is not None and number != self.slices[core]:
                 continue
             entity = self.running[core]
-            if entity in self.partner:
+            if entity in self.following:
                 self.remaining_ns[entity] -= self.now - self.started_at[core]
                 self.started_at[core] = self.now
-            if number is not None and entity in self.partner and not self.remaining_ns[entity]:
+            if number is not None and entity in self.following and not self.remaining_ns[entity]:
                 self.pass_on(entity)
             else:
                 self.apply(self.engine.step(CoreTick(core), self.now))
@@ -154,19 +98,30 @@ class Rings:
         return [self.engine.account(hog, self.now).runtime_ns / self.now for hog in self.hogs]
 
     def pass_on(self, entity: int) -> None:
-        following = self.partner[entity]
         self.remaining_ns[entity] = self.work_ns
-        events: list[Wake | Block] = [Wake(following), Block(entity)]
+        events: list[Wake | Block] = [Wake(self.following[entity]), Block(entity)]
         for event in events if self.order == "wake first" else reversed(events):
             self.apply(self.engine.step(event, self.now))
 
 
-@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("latency", ["normal", "sensitive"])
+@pytest.mark.parametrize("order", ["wake first", "block first"])
+@pytest.mark.parametrize(("count", "work_us"), [(2, 100), (10, 1_000), (3, 2_900)])
+@pytest.mark.parametrize("groups", ["none", "one", "one each"])
+def test_a_ring_neither_robs_a_hog_nor_is_robbed(
+    count: int, work_us: int, order: Order, latency: LatencyClass, groups: Groups
+) -> None:
+    rings = Rings(1, 1, 1, work_us * 1_000, order, size=count, latency=latency, groups=groups)
+    (share,) = rings.run(2_000 * MS)
+    assert 0.45 < share < 0.55, f"the hog got {share:.1%} for 50 %"
+
+
+@pytest.mark.parametrize("groups", ["none", "one each"])
 @pytest.mark.parametrize("order", ["wake first", "block first"])
 @pytest.mark.parametrize("mix", [(4, 5, 3, 100), (4, 2, 9, 1_000), (2, 1, 3, 2_900)])
-def test_rings_on_several_cores_rob_no_hog(mix: tuple[int, int, int, int], order: Order, in_groups: bool) -> None:
+def test_rings_on_several_cores_rob_no_hog(mix: tuple[int, int, int, int], order: Order, groups: Groups) -> None:
     cores, hogs, rings, work_us = mix
-    shares = Rings(cores, hogs, rings, work_us * 1_000, order, in_groups=in_groups).run(1_000 * MS)
+    shares = Rings(cores, hogs, rings, work_us * 1_000, order, groups=groups).run(1_000 * MS)
     ideal = cores / (hogs + rings)
     assert min(shares) > ideal - 0.05, f"the hogs got {shares} for {ideal:.3f}"
 

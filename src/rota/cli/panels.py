@@ -123,7 +123,7 @@ def _header(scene: Scene, look: Look) -> Text:
     if scene.workers:
         parts.append((f" · {_count(len(scene.workers), 'worker')}", ""))
     if scene.statuses is None:
-        parts.append((f" · up {_clock_time(scene.uptime_s)}", ""))
+        parts.append((f" · up {_elapsed(scene.uptime_s)}", ""))
     if scene.paused_by is not None:
         parts.append((f" · the fleet is paused by {scene.paused_by}", "yellow"))
     if not look.is_narrow:
@@ -160,7 +160,7 @@ def _waits(scene: Scene) -> list[Text]:
 _HOLDS = {"time": "delayed", "backoff": "backing off", "after": "after others", "worker": "reserved"}
 
 
-def _clock_time(seconds: float) -> str:
+def _elapsed(seconds: float) -> str:
     whole = int(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

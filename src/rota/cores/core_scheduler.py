@@ -36,7 +36,7 @@ from rota.cores.events import (
     Wake,
 )
 from rota.cores.heaps import Timers
-from rota.cores.placement import BALANCE_EVERY_NS, FEW_WAITING, Placement
+from rota.cores.placement import Placement
 from rota.cores.queues import Queues
 from rota.cores.records import NORMAL, ContextRecord, CoreRecord, Entity
 from rota.cores.runqueue import Schedulable
@@ -115,7 +115,9 @@ class CoreScheduler:
             raise self.error_for(event.entity, "block")
         core = entity.core
         if now >= core.balance_at_ns:
-            return self._block_and_balance(entity, now)
+            out: list[Decision] = []
+            self._placement.balance_between_slices(core, now, out)
+            return [*out, *self.block(event, now)]
         if not entity.on_fast_path or core.has_urgent:
             return self._block(entity, now)
         # fast path: it leaves the fair queue, and the next entity of the fair queue runs
@@ -159,16 +161,6 @@ class CoreScheduler:
         entity.state = _SLEEPING
         chosen = self.dispatch(core, None, now)
         return chosen if missed is None else (missed, *chosen)
-
-    def _block_and_balance(self, entity: Entity, now: int) -> Sequence[Decision]:
-        """No slice has ended on a core for a while: its entities block before. If they are few, it may be ahead."""
-        core = entity.core
-        core.balance_at_ns = now + BALANCE_EVERY_NS
-        out: list[Decision] = []
-        if len(core.fair) <= FEW_WAITING:
-            self._placement.balance(core, now, out)
-        out.extend(self.block(Block(entity.key), now))
-        return out
 
     def tick(self, event: CoreTick, now: int) -> Sequence[Decision]:
         """A core chooses again."""

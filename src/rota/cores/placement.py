@@ -68,9 +68,7 @@ from rota.model.lifecycle import EntityState
 from rota.policy.virtual_time import SCALE, charged, lag
 
 __all__ = [
-    "BALANCE_EVERY_NS",
     "BALANCE_LOOKS_MAX",
-    "FEW_WAITING",
     "PLACE_LOOKS_MAX",
     "STEAL_LOOKS_MAX",
     "STEAL_TRIES_MAX",
@@ -147,7 +145,7 @@ class Placement:
         if not idle or entity.band > NORMAL:
             return None
         target = self._lowest(idle)
-        self._send(entity, target, now, out)
+        self._migrate(entity, target, now, out)
         return target
 
     def pull_member(self, owner: str, core: CoreRecord, now: int, out: list[Decision]) -> bool:
@@ -156,13 +154,15 @@ class Placement:
         for entity in group.members.values() if group is not None else ():
             donor, may = entity.details.donor, core.bit & entity.details.donor.details.allowed
             if entity.state is EntityState.READY and donor.core.is_open and donor.band <= NORMAL and may:
-                self._send(donor, core, now, out)
+                self._migrate(donor, core, now, out)
                 return True
         return False
 
-    def _send(self, entity: Entity, target: CoreRecord, now: int, out: list[Decision]) -> None:
-        self._migrate(entity, target, now, out)
-        self.mark_stealable(target)
+    def balance_between_slices(self, core: CoreRecord, now: int, out: list[Decision]) -> None:
+        """No slice has ended on a core for a while: its entities block before. If they are few, it may be ahead."""
+        core.balance_at_ns = now + BALANCE_EVERY_NS
+        if len(core.fair) <= FEW_WAITING:
+            self.balance(core, now, out)
 
     def balance(self, core: CoreRecord, now: int, out: list[Decision]) -> None:
         """Move an entity here that is behind on another core, if this core is ahead of that one."""
@@ -208,7 +208,7 @@ class Placement:
                 if owed > most and isinstance(one, Entity) and self._may_come(one, core):
                     most, found = owed, one
         if found is not None:
-            self._send(found, core, now, out)
+            self._migrate(found, core, now, out)
 
     def should_wait(self, core: CoreRecord, node: GroupNode, now: int) -> bool:
         """Whether the next member of a group here should wait for one that is behind it and runs on another core.
@@ -260,7 +260,7 @@ class Placement:
                 node = group.nodes.get(core.core_id)
                 is_behind = group.time < here and (node is None or not len(node.inside))
             if is_behind:
-                self._send(entity, core, now, out)
+                self._migrate(entity, core, now, out)
                 return True
         return False
 
@@ -273,9 +273,14 @@ class Placement:
 
     def _migrate(self, entity: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:
         source = entity.core
-        self._queues.move(entity, core, now)
+        if entity.band > NORMAL:
+            self._queues.remove(entity, now)
+            self._queues.enter(entity, core, now)
+        else:
+            self._queues.move(entity, core, now)
         entity.details.migrations += 1
         self._counters.migrations += 1
+        self.mark_stealable(core)
         out.append(Migrate(entity.key, source.core_id, core.core_id))
 
     def _may_come(self, entity: Entity, core: CoreRecord) -> bool:
@@ -307,7 +312,7 @@ class Placement:
             del self.displaced[entity.key]
             core, cores = entity.core, self.cores_for(entity)
             if entity.details.delegate.state is EntityState.READY and not core.bit & cores:
-                self.expel(entity, core, now, out)
+                self.expel(entity, now, out)
         if self.displaced and any(self._can_return(one) for one in islice(self.displaced.values(), MOVES_MAX)):
             self._timers.set(self, now)
 
@@ -322,7 +327,7 @@ class Placement:
         left = MOVES_MAX
         for entity in islice(core.reserved.items(), MOVES_MAX):
             if not core.bit & self.cores_for(entity):
-                self.expel(entity, core, now, out)
+                self.expel(entity, now, out)
                 left -= 1
         for queue in (core.fair, core.background):
             for one in queue.drain(left):
@@ -332,7 +337,7 @@ class Placement:
                 for member in one.inside.drain(left) if isinstance(one, GroupNode) else iter((one,)):
                     left -= isinstance(one, GroupNode)
                     if isinstance(member, Entity) and not core.bit & self.cores_for(member):
-                        self.expel(member, core, now, out)
+                        self.expel(member, now, out)
         if left <= 0:
             self._timers.set(core, now)
 
@@ -340,20 +345,12 @@ class Placement:
         """Whether a timer still moves entities off a core."""
         return self._timers.is_set(core)
 
-    def expel(self, entity: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:
+    def expel(self, entity: Entity, now: int, out: list[Decision]) -> None:
         """Move a waiting entity to a core on which it may be."""
         target = self._least_loaded(self.cores_for(entity))
         if not target.bit & entity.details.allowed:
             self.displaced[entity.key] = entity
-        if entity.band > NORMAL:
-            self._queues.remove(entity, now)
-            self._queues.enter(entity, target, now)
-        else:
-            self._queues.move(entity, target, now)
-        entity.details.migrations += 1
-        self._counters.migrations += 1
-        self.mark_stealable(target)
-        out.append(Migrate(entity.key, core.core_id, target.core_id))
+        self._migrate(entity, target, now, out)
 
     # --- searching -------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class TimeSlices:
             return None
         if not core.is_open and not core.bit & self._placement.cores_for(first):
             self._queues.put_back(first, now)
-            self._placement.expel(first, core, now, out)
+            self._placement.expel(first, now, out)
             return None
         return first
 
