@@ -12,7 +12,15 @@ import pytest
 
 from rota import store
 from rota.clock import ManualClock
-from rota.errors import Forbidden, InvalidInput, LockedOut, SchedUnknownId, Unauthenticated, UnknownPid
+from rota.errors import (
+    Forbidden,
+    InvalidInput,
+    LockedOut,
+    SchedUnknownId,
+    StoreUnavailable,
+    Unauthenticated,
+    UnknownPid,
+)
 from rota.kernel import Kernel, ScheduleSpec
 from rota.rpc import connect
 from rota.rpc.authorization import Principal, authorize
@@ -21,6 +29,7 @@ from rota.rpc.daemon.tcp import HttpSettings
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.handlers import LOCAL, RpcHandlers
 from rota.rpc.methods import METHODS, SCOPES, Method, Scope
+from rota.rpc.tokens import LOOKUPS_MAX, LOOKUPS_S
 from rota.service.dispatcher import Dispatcher
 from tests.daemon.harness import Served, make_token, serving
 from tests.daemon.http_client import call, rpc
@@ -212,6 +221,80 @@ def test_a_token_works_until_it_is_revoked_elsewhere(served: Served) -> None:
         if "error" in answer:
             break
     assert "was revoked" in answer["error"]["message"]
+
+
+@pytest.fixture
+def two_processes(tmp_path: Path) -> Iterator[tuple[RpcHandlers, RpcHandlers]]:
+    """Two users of a store, of which the first one is never told that the other one has written."""
+    kernels = [Kernel(store.open(str(tmp_path / "rota.db"), clock=ManualClock(1_000.0))) for _ in range(2)]
+    here, elsewhere = (RpcHandlers(kernel, Dispatcher(kernel)) for kernel in kernels)
+    here.tokens.close()
+    here.tokens.list()
+    yield here, elsewhere
+    for handlers, kernel in zip((here, elsewhere), kernels, strict=True):
+        handlers.close()
+        kernel.store.close()
+
+
+def test_a_token_that_was_created_elsewhere_is_accepted_before_the_news_of_it(
+    two_processes: tuple[RpcHandlers, RpcHandlers],
+) -> None:
+    here, elsewhere = two_processes
+    created = elsewhere.call("system.token_create", name="t", scope="read")
+    principal = here.tokens.authenticate(created.token, "peer")
+    assert (principal.scope, here.tokens.check(principal)) == ("read", None)
+    rotated = elsewhere.call("system.token_rotate", token_id=created.line.token_id)
+    assert here.tokens.authenticate(rotated.token, "peer").token_id == created.line.token_id
+    with pytest.raises(Unauthenticated, match="has another secret"):
+        here.tokens.authenticate(created.token, "peer")
+
+
+def test_a_flood_of_wrong_tokens_is_not_looked_up(two_processes: tuple[RpcHandlers, RpcHandlers]) -> None:
+    here, elsewhere = two_processes
+    token = elsewhere.call("system.token_create", name="t", scope="read").token
+    for number in range(LOOKUPS_MAX):
+        with pytest.raises(Unauthenticated):
+            here.tokens.authenticate(f"rota_{number:012x}_guess", "peer")
+    with pytest.raises(Unauthenticated):
+        here.tokens.authenticate(token, "peer")
+    clock = here.kernel.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(LOOKUPS_S)
+    assert here.tokens.authenticate(token, "peer").scope == "read"
+
+
+def test_a_token_that_is_revoked_while_tokens_are_read_is_not_kept(
+    two_processes: tuple[RpcHandlers, RpcHandlers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = two_processes
+    created = elsewhere.call("system.token_create", name="t", scope="read")
+    read = here.kernel.store.read
+
+    def read_before_it_is_revoked(work: Any) -> Any:
+        found = read(work)
+        monkeypatch.undo()
+        elsewhere.call("system.token_revoke", token_id=created.line.token_id)
+        here.tokens.forget()  # the news of it
+        return found
+
+    here.tokens.forget()
+    monkeypatch.setattr(here.kernel.store, "read", read_before_it_is_revoked)
+    assert [line.revoked_at for line in here.tokens.list()] == [None]
+    with pytest.raises(Unauthenticated, match="was revoked"):
+        here.tokens.authenticate(created.token, "peer")
+
+
+def test_a_token_that_cannot_be_looked_up_is_refused_with_the_reason(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_work: Any) -> Any:
+        raise StoreUnavailable("the server is away")
+
+    monkeypatch.setattr(served.daemon.handlers.kernel.store, "read", away)
+    token, body = "rota_0123456789ab_x", {"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.counts"}
+    with connect(served.unix, token=token) as client, pytest.raises(StoreUnavailable, match="is away"):
+        client.queue.counts()
+    assert rpc(served.url, token, body).status == 503
 
 
 def test_a_token_expires(tmp_path: Path) -> None:

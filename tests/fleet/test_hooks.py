@@ -381,6 +381,25 @@ def test_a_receiver_that_fails_twice_gets_the_delivery_three_times_under_one_id(
         assert errors == [f"{receiver.url} answered 500: not now", f"{receiver.url} answered 503: not now"]
 
 
+def test_a_supervisor_that_is_killed_begins_no_delivery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs, so it has drained before `kill` goes on; what that would tell is left to the next supervisor."""
+    with receiving() as receiver, fleet_in(tmp_path, REAL.replace("URL", receiver.url)) as fleet:
+        drain, thread = fleet.supervisor.drain, threading.Thread(target=fleet.run, daemon=True)
+
+        def drain_to_the_end(**options: Any) -> None:
+            drain(**options)
+            thread.join(PATIENCE_S)
+
+        monkeypatch.setattr(fleet.supervisor, "drain", drain_to_the_end)
+        thread.start()
+        fleet.api.journal.append(None, "deploy.finished", {})
+        until(lambda: bool(deliveries(fleet)) and deliveries(fleet)[0].state == "completed")
+        fleet.supervisor.kill()
+        assert not thread.is_alive()
+        assert [each.body["event"] for each in receiver.requests] == ["deploy.finished"]
+        assert [each.state for each in deliveries(fleet)] == ["completed", "queued"]
+
+
 @pytest.mark.parametrize(("status", "is_retried"), [(404, False), (408, True), (429, True), (302, True)])
 def test_a_receiver_that_refuses_is_not_asked_again_and_no_redirect_is_followed(
     tmp_path: Path, status: int, is_retried: bool

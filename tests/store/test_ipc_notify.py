@@ -89,6 +89,16 @@ def test_a_listener_that_has_just_started_is_notified(shared: SharedFile) -> Non
         newcomer.stop_listening()
 
 
+def test_without_the_database_nothing_listens_and_no_socket_is_left_open(shared: SharedFile) -> None:
+    """It may be deleted just before a process listens: then only the poll is left, which finds that out."""
+    shared.notifier().listen()  # the folder is there
+    late = shared.notifier()
+    Path(shared.path).unlink()
+    before = sorted(Path("/proc/self/fd").iterdir())
+    assert late.listen() is None
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
 def test_a_listener_with_a_full_buffer_is_not_removed(shared: SharedFile) -> None:
     slow, sender = shared.notifier(), shared.notifier()
     own = slow.listen()

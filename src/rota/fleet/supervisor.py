@@ -300,9 +300,9 @@ class Supervisor:
 
     def kill(self) -> None:
         """Kill all runs now; their entries are queued again."""
-        self.drain()
         if self._hook_loop is not None:
-            self._hook_loop.stop_claiming()
+            self._hook_loop.stop_claiming()  # first: else it could begin to tell that all runs have ended
+        self.drain()
         self._stop_all(lambda run: run.kill("draining"))
 
     @property

@@ -315,6 +315,7 @@ STATUSES: tuple[tuple[type[RotaError], int], ...] = (  # the first that matches
 _LIMITS = {  # by the name of the limit
     "body_bytes_max": 413,
     "answer_bytes_max": 413,
+    "subscribers_max": 429,
     "reads_max": 429,
     "explains_max": 429,
     "connections_max": 503,

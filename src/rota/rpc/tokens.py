@@ -7,6 +7,10 @@ compared with the hash of an empty secret, so that it takes as long as a known o
 A token that is rotated keeps its id, scope and expiry and gets another secret. The old one stays valid for as long as
 the operator says, so that clients can be changed meanwhile.
 
+The tokens are kept in memory until the store says that another process has written. That may come a moment after a
+token was created or rotated there, so a token that does not match is looked up in the store before it is refused. One
+that was revoked elsewhere ends when the store says so.
+
 A run's own token is not stored at all (`kernel/run_tokens.py`).
 """
 
@@ -15,8 +19,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import re
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -36,12 +42,15 @@ from rota.rpc.server_api import CreatedToken, TokenLine
 from rota.store import Transaction
 from rota.store.forks import in_child
 
-__all__ = ["TOKENS_MAX", "AccessTokens", "token_id_of"]
+__all__ = ["LOOKUPS_MAX", "LOOKUPS_S", "TOKENS_MAX", "AccessTokens", "token_id_of"]
 
 TOKENS_MAX = 1_000  # in one store, including revoked tokens
 OVERLAP_S_MAX = 30 * 86_400.0  # how long an old secret may stay valid
+LOOKUPS_MAX = 50  # within `LOOKUPS_S`, of tokens that do not match: a flood of wrong ones must not occupy the store
+LOOKUPS_S = 1.0
 _PREFIX = "token:"
 _ID_BYTES = 6
+_ID = re.compile(rf"[0-9a-f]{{{2 * _ID_BYTES}}}")
 _SECRET_BYTES = 32
 _RUN_HINT = "A run's token is valid while the run's claim lives; the next attempt gets another one."
 _checks = Checks("Token", InvalidInput)
@@ -64,7 +73,9 @@ class AccessTokens:
         self._kernel = kernel
         self._renew_lock()
         in_child(self._renew_lock)
-        self._cache: dict[str, _StoredToken] | None = None
+        self._version = object()  # another one whenever the tokens may have changed
+        self._cache: tuple[object, dict[str, _StoredToken]] = (None, {})  # the tokens as they were at a version
+        self._lookups: deque[float] = deque(maxlen=LOOKUPS_MAX)  # when the last ones were
         self._watchers: list[Callable[[], None]] = []
         self._unsubscribe = kernel.store.on_change(self.forget, foreign_only=True)
 
@@ -73,8 +84,8 @@ class AccessTokens:
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Drop the cache: the tokens may have changed."""
-        self._cache = None
+        """Drop the cache: the tokens may have changed. It needs no lock: a read that is under way is not kept."""
+        self._version = object()
         for call in self._watchers:
             call()
 
@@ -166,13 +177,12 @@ class AccessTokens:
         if is_run_token(token):
             return self._authenticate_run(token, peer)
         token_id, secret = _parts(token)
-        stored = self._read().get(token_id)
-        digest, line = _digest(secret), None if stored is None else stored.line
-        matches = hmac.compare_digest(digest, _digest("") if stored is None else stored.digest)
-        matches_old = hmac.compare_digest(digest, _digest("") if stored is None else stored.old_digest or _digest(""))
-        if stored is None or line is None or not (secret and (matches or matches_old)):
+        digest, stored = _digest(secret), self._read().get(token_id)
+        if not _matches(stored, digest):
+            stored = self._look_up(token_id)
+        if stored is None or not secret or not _matches(stored, digest):
             raise Unauthenticated("the access token is unknown")
-        expires_at = self._check(stored, digest)
+        expires_at, line = self._check(stored, digest), stored.line
         projects = None if line.projects is None else frozenset(line.projects)
         return Principal(
             name=f"token:{token_id}",
@@ -238,11 +248,35 @@ class AccessTokens:
 
     def _read(self) -> dict[str, _StoredToken]:
         with self._lock:
-            if (cached := self._cache) is None:
+            version, found = self._cache
+            if version is not self._version:
+                version = self._version
                 bodies = self._kernel.store.read(lambda tx: settings_with_prefix(tx, _PREFIX))
-                found = [stored for body in bodies if (stored := _decode(body)) is not None]
-                cached = self._cache = {stored.line.token_id: stored for stored in found}
-            return cached
+                stored = [one for body in bodies if (one := _decode(body)) is not None]
+                found = {one.line.token_id: one for one in stored}
+                self._cache = version, found
+            return found
+
+    def _look_up(self, token_id: str) -> _StoredToken | None:
+        """Read one token from the store: another process may have just created or rotated it."""
+        now = self._kernel.clock.monotonic()
+        is_flood = len(self._lookups) == LOOKUPS_MAX and now - self._lookups[0] < LOOKUPS_S
+        if is_flood or not _ID.fullmatch(token_id):
+            return None
+        self._lookups.append(now)
+        body = self._kernel.store.read(lambda tx: read_setting(tx, _PREFIX + token_id))
+        stored = None if body is None else _decode(body)
+        if stored is not None:
+            self.forget()
+        return stored
+
+
+def _matches(stored: _StoredToken | None, digest: str) -> bool:
+    """Whether a token has this secret, or had it before it was rotated. It takes as long for one that is unknown."""
+    nothing = _digest("")
+    secret, old_secret = (nothing, nothing) if stored is None else (stored.digest, stored.old_digest or nothing)
+    matches, matches_old = hmac.compare_digest(digest, secret), hmac.compare_digest(digest, old_secret)
+    return stored is not None and (matches or matches_old)
 
 
 def _find(tx: Transaction, token_id: str) -> _StoredToken:

@@ -130,8 +130,8 @@ class CommitNotifier:
             raise OSError(problem.message) from problem
 
     def _bind(self) -> socket.socket:
+        mode = Path(self._path).stat().st_mode & 0o666  # first: the database may have been deleted
         own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        mode = Path(self._path).stat().st_mode & 0o666
         try:
             with contextlib.suppress(OSError):  # Linux only: the file that `bind` makes has at most the socket's mode
                 os.fchmod(own.fileno(), mode)

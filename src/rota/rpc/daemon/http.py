@@ -52,7 +52,6 @@ _METHODS = {
     _OPENAPI: b"GET",
 }
 _OPEN = (b"/livez", b"/readyz")  # without a token
-_STATUS: dict[type[RotaError], int] = {LockedOut: 429, Unauthenticated: 401, Forbidden: 403, LimitExceeded: 429}
 _log = logging.getLogger("rota.daemon")
 
 
@@ -312,7 +311,6 @@ def _refuse(request: HttpRequest, error: RotaError, *, status: int | None = None
         headers = b"retry-after: %d\r\n" % max(1, round(error.data["retry_after_s"]))
     elif isinstance(error, Unauthenticated):
         headers = b"www-authenticate: Bearer\r\n"
-    if request.path.startswith(_REST):
-        request.refuse(status or status_of(error), error_body(error), headers=headers)
-        return
-    request.refuse(status or _STATUS.get(type(error), 400), encode_error(None, to_error_object(error)), headers=headers)
+    is_rest = request.path.startswith(_REST)
+    body = error_body(error) if is_rest else encode_error(None, to_error_object(error))
+    request.refuse(status or status_of(error), body, headers=headers)

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from rota.errors import LimitExceeded, Unauthenticated
+from rota.errors import LimitExceeded, RotaError, Unauthenticated
 from rota.kernel.run_tokens import is_run_token
 from rota.rpc.authorization import Principal
 from rota.rpc.daemon.buffers import LARGE_REQUEST_BYTES, LINGER_S, TURN_MAX, Outbox, SharedMemory
@@ -77,7 +77,7 @@ class LineProtocol(asyncio.Protocol):
         self._ending = False  # nothing more is read
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
-        self._refusal: Unauthenticated | None = None  # of the access token that the client has shown, or has not
+        self._refusal: RotaError | None = None  # of the access token that the client has shown, or has not
         self._outbox: Outbox
         self.principal: Principal
         self._idle_at = self._loop.time()
@@ -349,7 +349,7 @@ class LineProtocol(asyncio.Protocol):
             return
         try:
             self.principal = self._executor.authenticate(token, self.principal.peer)
-        except Unauthenticated as error:
+        except RotaError as error:  # also if the store cannot be asked
             self._refusal = error
         else:
             self._refusal = None
