@@ -50,7 +50,7 @@ project = "coding"
 workspace = "exclusive"
 priority = 9
 command = ["sh", "-c", "echo thinking; sleep 600 & sleep 600"]
-limits = {{wall_s = "800ms"}}
+limits = {{wall_s = "2s"}}
 stop_grace_s = "100ms"
 restart = {{attempts = 1}}
 [agents.spender]

@@ -120,6 +120,7 @@ def test_pages_are_opened_and_left_by_keyboard(operator: Page, shared: World) ->
         operator.keyboard.press("Tab")
     expect(operator.get_by_label("Project")).to_be_focused()
     operator.keyboard.type("by-keyboard")
+    operator.wait_for_url(f"{shared.board.url}/queue?project=by-keyboard")  # the rows are drawn again
     expect(operator.locator("tbody tr")).to_have_count(1)
     entry = operator.get_by_role("link", name=f"#{sched_id}", exact=True)
     entry.focus()
