@@ -8,8 +8,8 @@ touched. The refills are therefore kept in parts:
     last     the latest refill, as two numbers
     earlier  the refills before it, if there are any
 
-In the usual case the last refill is already due when a charge arrives: it is applied, and the new charge becomes the
-last refill. Everything else is slower. Operations that change the sum in other ways (an overshoot, an adjustment)
+In the usual case the last refill was due before the spending began: it is applied, and the new charge becomes the last
+refill. Everything else is slower. Operations that change the sum in other ways (an overshoot, an adjustment)
 convert the meter to an `Allowance`, call the plain functions, and convert the result back. A test compares the meter
 with the plain functions on any sequence of calls.
 
@@ -89,17 +89,13 @@ class BudgetMeter:
         if self.is_shared:
             self.granted -= granted
         last_at = self._last_at
-        if last_at <= now and self._earlier is None:  # every pending refill is due
-            total, limit = self.used + used, self.limit + self._last_amount
-            if total < limit and used and now < at + self.period and (at >= last_at or total <= self.limit):
+        if last_at <= at and self._earlier is None and used:  # every pending refill was due when the spending began
+            total, limit, due_at = self.used + used, self.limit + self._last_amount, at + self.period
+            if total < limit and now < due_at:
                 self.used = total
-                if at >= last_at:
-                    self.since = at
-                else:  # it was used before that refill came, and not from it
-                    at = max(at, self.since)
-                    self.since = last_at
+                self.since = at
                 self.limit = limit
-                self._last_at = at + self.period
+                self._last_at = due_at
                 self._last_amount = used
                 return
         if used:

@@ -88,18 +88,20 @@ class CoreScheduler:
             raise self.error_for(event.entity, "wake")
         entity.woken_at_ns = now
         core = entity.core
-        if self._placement.idle or not entity.on_fast_path or not core.is_open:
+        current = core.current
+        if (
+            self._placement.idle
+            or current is None
+            or not (entity.on_fast_path and current.on_fast_path and core.is_open)
+        ):
             out: list[Decision] = []
             self.make_ready(entity.details.donor, now, out)
             return out
-        # fast path: every core is busy, and the entity stays on its own
+        # fast path: every core is busy, and the entity stays on its own, whose fair queue is not empty
         core.fair.enter(entity, now)
         entity.state = _READY
         if not core.is_stealable:
             self._placement.mark_stealable(core)
-        current = core.current
-        if current is None or not current.on_fast_path:
-            return self._reschedule_if_first(entity, core, now)
         # `should_preempt`, inlined: one without a debt is eligible
         if entity.owed < 0 or entity.virtual_time + entity.span >= current.virtual_time + current.span:
             return _NOTHING
@@ -120,7 +122,7 @@ class CoreScheduler:
             return [*out, *self.block(event, now)]
         if not entity.on_fast_path or core.has_urgent:
             return self._block(entity, now)
-        # fast path: it leaves the fair queue, and the next entity of the fair queue runs
+        # fast path: it leaves the fair queue, and the next one of the fair queue runs
         entity.voluntary_blocks += 1
         entity.state = _SLEEPING
         ran_ns = now - entity.last_start_ns
@@ -132,10 +134,7 @@ class CoreScheduler:
             payer.settle(entity.granted_ns, ran_ns, entity.last_start_ns, now)
             if payer.throttled:
                 self._timers.set(payer, now)
-        return self._start_taken(core, core.fair.take(now, True), now)
-
-    def _start_taken(self, core: CoreRecord, taken: Schedulable | None, now: int) -> Sequence[Decision]:
-        """Start the entity taken from the fair queue if the fast path applies; else dispatch."""
+        taken = core.fair.take(now, True)
         if type(taken) is Entity and taken.on_fast_path and core.is_open:
             payer, limit_ns = taken.payer, taken.slice_ns
             # a payer with one entity and enough budget needs no grant: it counts none
@@ -146,8 +145,6 @@ class CoreScheduler:
                 taken.granted_ns = limit_ns
                 core.current = taken
                 core.reschedule_pending = False
-                if core.idle_since_ns is not None:
-                    self._slices.end_idle(core, now)
                 self._counters.picks += 1
                 return (RunEntity(core.core_id, taken.key, now + limit_ns),)
         core.current = None
@@ -170,7 +167,7 @@ class CoreScheduler:
         if current is None:
             if not core.is_online:
                 return _NOTHING
-            return self._start_taken(core, None if core.has_urgent else core.fair.take(now), now)
+            return self.dispatch(core, None, now)
         if now < slice_start_ns(current) + current.granted_ns and not core.reschedule_pending:
             self._counters.ticks_early += 1
             return _NOTHING
@@ -207,10 +204,6 @@ class CoreScheduler:
         delegate.state = _THROTTLED
         waiting = self._contexts.unpaid if payer is None else payer.throttled
         waiting[donor.key] = donor
-
-    def _reschedule_if_first(self, donor: Entity, core: CoreRecord, now: int) -> Sequence[Decision]:
-        """Request a reschedule if a queued share should preempt the current slice."""
-        return self.request_reschedule(core) if self._queues.should_preempt(donor, core, now) else _NOTHING
 
     def request_reschedule(self, core: CoreRecord) -> Sequence[Decision]:
         """Request that a core chooses again, unless a request is pending."""

@@ -21,6 +21,11 @@ is stale when it is not the current entry of its schedulable. Stale entries are 
 heaps are rebuilt before stale entries outnumber live ones. The least virtual time is never above the average, so under
 eevdf at least one is always eligible.
 
+One that is not eligible may be in the eligible heap all the same: if it surfaces there it goes to the waiting heap. One
+with the longest span (from virtual time to deadline) of its queue never surfaces there too early, because its deadline
+is later than that of any eligible one. So it enters the eligible heap at once, and one push and one pop are saved.
+Where all have the same weight and slice, the waiting heap stays empty.
+
 A and B of weight 1, slices of 6; A runs from 0, B blocks at 0 and wakes at 4:
 
     at 0    A runs             sums: A alone       time 0
@@ -40,6 +45,7 @@ A *group* (the threads of a process) is a schedulable with a queue of its own in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Literal
 
@@ -52,12 +58,14 @@ __all__ = ["NOT_QUEUED", "RULES", "IndexTable", "Rule", "RunQueue", "Schedulable
 Rule = Literal["eevdf", "wfq", "round_robin"]
 RULES: tuple[Rule, ...] = ("eevdf", "wfq", "round_robin")
 
-INDEX_BITS = 32
+INDEX_BITS = 28
 INDEX_MASK = (1 << INDEX_BITS) - 1
-TAIL_BITS = 32 + INDEX_BITS  # bits of an entry below the time: the key and the index
+TAIL_BITS = 32 + INDEX_BITS  # bits of an entry below the time: the key and the index, two digits of Python's integers
 CREDIT_MAX_NS = 12_000_000  # service that one that leaves may still be owed when it returns: the longest usual slice
 FORGIVEN_PART = 50  # one part in so many of the time is forgiven to those that return with a debt
+FORGIVEN_PER_NS = SCALE // FORGIVEN_PART  # weight × virtual time that may be forgiven per ns: the division is exact
 FORGIVEN_WINDOW_NS = FORGIVEN_PART * CREDIT_MAX_NS  # what was not forgiven for so long is not saved up further
+SHARES_CACHED_MAX = 4_096  # pairs of weight and slice
 NOT_QUEUED = -1  # the entry of a schedulable that is in no heap
 
 
@@ -66,8 +74,8 @@ class Schedulable:
 
     __slots__ = (
         "credit_max",
-        "deadline_offset",
         "entry",
+        "entry_span",
         "key",
         "last_start_ns",
         "owed",
@@ -89,12 +97,18 @@ class Schedulable:
 
     def set_share(self, weight: int, slice_ns: int) -> None:
         """Set the weight and slice. For a queued schedulable only `RunQueue.reweigh` may call this."""
-        self.weight = weight
-        self.slice_ns = slice_ns
-        self.span = span(slice_ns, weight)  # from its virtual time to its virtual deadline
-        self.credit_max = span(max(slice_ns, CREDIT_MAX_NS), weight)  # what it may be behind when it leaves
-        # added to a shifted virtual time this gives a heap entry
-        self.deadline_offset = self.span << TAIL_BITS | self.tail
+        self.weight, self.slice_ns, self.span, self.credit_max, self.entry_span = _share(weight, slice_ns)
+
+
+@lru_cache(SHARES_CACHED_MAX)
+def _share(weight: int, slice_ns: int) -> tuple[int, int, int, int, int]:
+    """Return the numbers that follow from a weight and a slice.
+
+    Schedulables with equal shares have the same integer objects, so that these stay in the processor's cache.
+    """
+    to_deadline = span(slice_ns, weight)  # from its virtual time to its virtual deadline
+    credit_max = span(max(slice_ns, CREDIT_MAX_NS), weight)  # what it may be behind when it leaves
+    return weight, slice_ns, to_deadline, credit_max, to_deadline << TAIL_BITS
 
 
 class IndexTable:
@@ -114,7 +128,6 @@ class IndexTable:
         index = self._free.pop()
         self.items[index] = schedulable
         schedulable.tail = schedulable.key << INDEX_BITS | index
-        schedulable.set_share(schedulable.weight, schedulable.slice_ns)
 
     def remove(self, schedulable: Schedulable) -> None:
         """Free the index of a schedulable. Its heap entries remain stale, also when the index is reused."""
@@ -135,6 +148,7 @@ class RunQueue:
         "_rule",
         "_schedulables",
         "_since_ns",
+        "_span_max",
         "_stale",
         "_waiting",
         "base",
@@ -156,6 +170,7 @@ class RunQueue:
         self._eligible: list[int] = []
         self._waiting: list[int] = []
         self._stale = 0  # stale entries in the heaps
+        self._span_max = 0  # the longest span of those that woke here
         self.current: Schedulable | None = None  # the running schedulable
         self._since_ns = 0  # when its slice, or its last charge, began
 
@@ -178,26 +193,37 @@ class RunQueue:
             time = weighted // weight if weight else self._clock
         owed = schedulable.owed
         if owed < 0 and time >= schedulable.virtual_time:  # the queue's time has passed its debt
-            cost_ns = -(owed * own * FORGIVEN_PART // SCALE)
-            at_ns = max(self._forgiven_at_ns, now - FORGIVEN_WINDOW_NS)
-            if at_ns + cost_ns <= now:
-                self._forgiven_at_ns = at_ns + cost_ns
+            debt = owed * own  # negative, as the debt is
+            if debt + (now - self._forgiven_at_ns) * FORGIVEN_PER_NS >= 0 and self._forgive(debt, now):
                 schedulable.owed = owed = 0
         # joining moves the queue's time towards the newcomer, which is taken into account
-        virtual_time = time if not owed or not weight else time - owed * (weight + own) // weight
+        joined = weight + own
+        virtual_time = time - owed * joined // weight if owed and weight else time
         if not self._is_eevdf:
             self.enter_at(schedulable, virtual_time)
             return
         # `enter_at` inlined with the known values: nearly every wake comes this way
         schedulable.virtual_time = virtual_time
-        if virtual_time <= time:
-            schedulable.entry = entry = (virtual_time << TAIL_BITS) + schedulable.deadline_offset
+        # one with the longest span is not picked too early from the eligible heap either
+        entry = virtual_time << TAIL_BITS | schedulable.tail
+        if virtual_time <= time or schedulable.span >= self._span_max:
+            schedulable.entry = entry = entry + schedulable.entry_span
             heappush(self._eligible, entry)
+            if schedulable.span > self._span_max:  # noqa: PLR1730  # max() costs a call at every wake
+                self._span_max = schedulable.span
         else:
-            schedulable.entry = entry = virtual_time << TAIL_BITS | schedulable.tail
+            schedulable.entry = entry
             heappush(self._waiting, entry)
-        self.weight = weight + own
+        self.weight = joined
         self.weighted = weighted + own * virtual_time
+
+    def _forgive(self, debt: int, now: int) -> bool:
+        """Use up what may be forgiven now; return whether it was enough."""
+        at_ns = max(self._forgiven_at_ns, now - FORGIVEN_WINDOW_NS) - debt // FORGIVEN_PER_NS
+        if at_ns > now:
+            return False
+        self._forgiven_at_ns = at_ns
+        return True
 
     def take(self, now: int, current_leaves: bool = False) -> Schedulable | None:
         """Take out the next schedulable, to run from now on; None when none waits.
@@ -207,29 +233,29 @@ class RunQueue:
         weight, weighted, waiting = self.weight, self.weighted, self._waiting
         if current_leaves and (current := self.current) is not None:
             own = current.weight
-            step = -((self._since_ns - now) * SCALE // own)  # `charged`, inlined
-            current.virtual_time = virtual_time = current.virtual_time + step
-            self.weighted = weighted = weighted + step * own
-            self.current = None
-            time = weighted // weight
-            owed, most = time - virtual_time, current.credit_max
+            before = current.virtual_time
+            current.virtual_time = after = before - (self._since_ns - now) * SCALE // own  # `charged`, inlined
+            self.weight = others = weight - own
+            self.weighted = weighted = weighted - own * before
+            # the queue's time less its own: (weighted + own * after) // weight - after, with fewer products
+            owed, most = (weighted - others * after) // weight, current.credit_max
             current.owed = owed if owed < most else most  # noqa: FURB136  # min() costs a call at every stop
-            self.weight = weight = weight - own
-            self.weighted = weighted = weighted - own * virtual_time
-            if not weight:
-                self._clock = virtual_time
+            self.current = None
+            if not others:
+                self._clock = after
                 return None
-            time = weighted // weight
+            time = weighted // others
         elif weight:
             time = weighted // weight
         else:
             return None
         eligible, schedulables = self._eligible, self._schedulables
-        while waiting and waiting[0] >> TAIL_BITS <= time:  # the first one is eligible now
+        end = time + 1 << TAIL_BITS  # entries below are eligible now
+        while waiting and waiting[0] < end:
             entry = heappop(waiting)
             schedulable = schedulables[entry & INDEX_MASK]
             if schedulable is not None and schedulable.entry is entry:
-                schedulable.entry = entry = (schedulable.virtual_time << TAIL_BITS) + schedulable.deadline_offset
+                schedulable.entry = entry = entry + schedulable.entry_span
                 heappush(eligible, entry)
             else:
                 self._drop_stale()
@@ -453,7 +479,7 @@ class RunQueue:
         if self._rule == "round_robin":
             entry, heap = schedulable.last_start_ns + 1 << TAIL_BITS | tail, self._eligible
         elif self._rule == "wfq" or virtual_time * self.weight <= self.weighted:
-            entry, heap = (virtual_time << TAIL_BITS) + schedulable.deadline_offset, self._eligible
+            entry, heap = (virtual_time << TAIL_BITS | tail) + schedulable.entry_span, self._eligible
         else:
             entry, heap = virtual_time << TAIL_BITS | tail, self._waiting
         schedulable.entry = entry
