@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from tests.adversity.conftest import Rounds
 from tests.cores.fluid import Hog
 from tests.cores.test_shares_over_cores import check_shares
@@ -17,6 +19,12 @@ def random_mix(seed: int) -> tuple[int, list[Hog], dict[str, float]]:
     weights = [0.1, 0.5, 1, 1, 2, 7]
     hogs = [Hog(f"h{number}", rng.choice(weights), rng.choice([None, *groups])) for number in range(rng.randint(2, 40))]
     return cores, hogs, {name: weight for name, weight in groups.items() if any(hog.group == name for hog in hogs)}
+
+
+@pytest.mark.parametrize("seed", [2629, 3033])
+def test_groups_of_members_that_are_each_worth_a_core_get_their_shares(seed: int) -> None:
+    """These two of 1,600 mixes failed when no core was kept for such a member."""
+    check_shares(*random_mix(seed))
 
 
 def test_random_mixes_stay_within_two_percent_of_their_shares(rounds: Rounds) -> None:

@@ -131,6 +131,15 @@ def test_a_group_of_one_keeps_what_it_is_owed_when_it_moves() -> None:
     check_shares(4, hogs, {"one": 0.5, "pair": 2})
 
 
+@pytest.mark.parametrize("weights", [(1,), (1, 0.1), (7, 1, 0.1)])
+def test_a_group_whose_members_are_each_worth_a_core_gets_a_core_for_each(weights: tuple[float, ...]) -> None:
+    """Twelve members are owed twelve cores of sixteen: what one of them misses, no other can use later."""
+    many = [Hog(f"m{number}", weights[number % len(weights)], "many") for number in range(12)]
+    others = [Hog(f"o{number}", 1, "others") for number in range(8)]
+    engine = check_shares(16, [*many, *others], {"many": 12, "others": 4})
+    assert engine.counters.migrations <= engine.counters.picks // 20, "members stay where they are"
+
+
 def test_migration_is_bounded_by_one_for_every_pick_and_balanced_cores_need_none() -> None:
     _, engine = measured(2, [Hog("a", 1), Hog("b", 1), Hog("c", 1)], {})
     assert 0 < engine.counters.migrations <= engine.counters.picks // 4
