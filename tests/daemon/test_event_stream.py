@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import select
+import socket
+import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
+from rota.errors import StoreUnavailable
 from rota.kernel import ScheduleSpec
 from rota.rpc.daemon.event_stream import BATCH
 from rota.rpc.daemon.transport import DaemonLimits
-from tests.daemon.harness import Raw, Served, make_token, serving
+from tests.daemon.harness import PATIENCE_S, Raw, Served, make_token, serving
 from tests.daemon.http_client import Stream, fetch
 
 
@@ -44,6 +50,41 @@ def test_without_a_cursor_only_new_events_are_sent(served: Served) -> None:
         client.journal.append(None, "note", {"a": 1})
         frame = next(stream.frames())
         assert (frame.event, frame.data["payload"]) == ("note", {"a": 1})
+
+
+def test_a_client_is_answered_when_it_has_its_place_in_the_journal(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what it does after the answer could come before its first event."""
+    transport: Any = served.daemon.transport
+    events = transport.events
+    read, begun, may_go_on = events._first_and_last, threading.Event(), threading.Event()
+
+    def read_slowly() -> Any:
+        begun.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return read()
+
+    monkeypatch.setattr(events, "_first_and_last", read_slowly)
+    token, (host, port) = make_token(served.path, "read"), served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.sendall(f"GET /events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        assert begun.wait(PATIENCE_S)
+        assert select.select([connection], [], [], 0)[0] == [], "nothing is sent yet"
+        may_go_on.set()
+        assert connection.recv(64).startswith(b"HTTP/1.1 200")
+
+
+def test_a_stream_whose_place_cannot_be_read_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> Any:
+        raise StoreUnavailable("the server is away")
+
+    transport: Any = served.daemon.transport
+    events = transport.events
+    monkeypatch.setattr(events, "_first_and_last", away)
+    token = make_token(served.path, "read")
+    assert fetch(served.url, "/events", authorization=f"Bearer {token}").status == 503
+    assert events._subscribers == set()
 
 
 def test_removed_events_are_reported_as_a_gap(served: Served) -> None:

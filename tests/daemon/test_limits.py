@@ -321,8 +321,8 @@ def test_lag_events_max(tmp_path: Path) -> None:
         last = client.journal.cursor()
 
         def notice(behind: int) -> Any:
-            subscriber = Subscriber(Principal(name="caller", scope="read"), last - behind)
-            subscriber.caught_up = True
+            subscriber = Subscriber(Principal(name="caller", scope="read"))
+            subscriber.cursor, subscriber.caught_up = last - behind, True
             asked = asyncio.run_coroutine_threadsafe(transport.events._gap_if_behind(subscriber), served.loop)
             return asked.result(PATIENCE_S)
 

@@ -45,9 +45,10 @@ _HEARTBEAT = b": alive\n\n"
 class Subscriber:
     """A client that follows the journal."""
 
-    def __init__(self, principal: Principal, since: int | None) -> None:
+    def __init__(self, principal: Principal) -> None:
         self.principal = principal
-        self.cursor = since
+        self.cursor = 0  # the last event before those that it is still sent
+        self.missed = b""  # the gap before these, if it asked for events that were removed
         self.caught_up = False  # it has read all there was; from then on it can fall behind
         self.changed = asyncio.Event()
         self.gone = False  # its connection is lost
@@ -146,19 +147,31 @@ class EventStream:
         self._recent = RecentEvents(self._read_batch)
         self._reading = asyncio.Lock()  # one subscriber at a time reads for itself: a batch may be large
 
-    def subscribe(self, asked: str | None, principal: Principal) -> Subscriber:
-        """Add a subscriber: from the event that it asks for, or from now on."""
+    async def subscribe(self, asked: str | None, principal: Principal) -> Subscriber:
+        """Add a subscriber: from the event that it asks for, or from now on. It gets all that is appended from then on.
+
+        So a client is answered only after this: what it does next it will see.
+        """
         limit = self._limits.subscribers_max
         if len(self._subscribers) >= limit:
             raise LimitExceeded("subscribers_max", limit, limit + 1)
         if asked is not None and not re.fullmatch("[0-9]{1,18}", asked):
             raise InvalidInput(f"since must be the id of an event, not {asked!r}", field="since")
-        subscriber = Subscriber(principal, None if asked is None else int(asked))
+        subscriber = Subscriber(principal)
         if not self._subscribers:
             self._stop_following = self._executor.follow(self._wake)
         self._subscribers.add(subscriber)
         if principal.can_end:
             subscriber.unwatch = self._executor.rights.watch(principal, subscriber.end)
+        try:
+            first, last = await asyncio.to_thread(self._first_and_last)
+        except BaseException:
+            self.unsubscribe(subscriber)
+            raise
+        subscriber.cursor = last if asked is None else int(asked)
+        if first is not None and subscriber.cursor < first - 1:
+            subscriber.missed = _gap(subscriber.cursor + 1, first - 1, "removed")
+            subscriber.cursor = first - 1
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
@@ -182,13 +195,7 @@ class EventStream:
     async def parts(self, subscriber: Subscriber) -> AsyncIterator[bytes]:
         """Yield what a subscriber is sent, until it disconnects or falls too far behind."""
         loop = asyncio.get_running_loop()
-        first, last = await asyncio.to_thread(self._first_and_last)
-        if subscriber.cursor is None:
-            subscriber.cursor = last
-        if first is not None and subscriber.cursor < first - 1:
-            yield _gap(subscriber.cursor + 1, first - 1, "removed")
-            subscriber.cursor = first - 1
-        yield _HEARTBEAT  # confirms the subscription
+        yield subscriber.missed + _HEARTBEAT
         while not subscriber.gone:
             subscriber.changed.clear()  # before reading, so that a later event sets it again
             frames, cursor = await self._next(subscriber, subscriber.cursor)
@@ -215,8 +222,8 @@ class EventStream:
 
     def slow_gap(self, subscriber: Subscriber) -> bytes:
         """Return the last frame for a subscriber that does not read."""
-        cursor = subscriber.cursor or 0
-        return _gap(cursor + 1, max(cursor + 1, self._recent.last), "slow")
+        missed = subscriber.cursor + 1
+        return _gap(missed, max(missed, self._recent.last), "slow")
 
     async def _next(self, subscriber: Subscriber, cursor: int) -> tuple[list[bytes], int]:
         """Return the next batch for a subscriber, and its cursor after it."""
@@ -240,7 +247,7 @@ class EventStream:
 
     async def _gap_if_behind(self, subscriber: Subscriber) -> bytes | None:
         """Return a gap for a subscriber that had read everything and then fell too far behind."""
-        if not subscriber.caught_up or subscriber.cursor is None:
+        if not subscriber.caught_up:
             return None
         _, last = await asyncio.to_thread(self._first_and_last)
         behind = last - subscriber.cursor

@@ -229,7 +229,7 @@ class HttpServer:
         asked = request.headers.get(b"last-event-id", b"").decode("latin-1")
         asked = asked or (parse_qs(query.decode("latin-1")).get("since") or [""])[-1]
         try:
-            subscriber = self.events.subscribe(asked or None, connection.principal)
+            subscriber = await self.events.subscribe(asked or None, connection.principal)
         except RotaError as error:
             _refuse(request, error)
             if request.refusal is not None:
