@@ -108,6 +108,16 @@ def test_the_run_after_one_that_was_cancelled_is_not_hit(cluster: TestCluster, t
             assert after.result(WAIT_S) == "not interrupted"
 
 
+def test_force_is_repeated_because_ray_ignores_it_while_it_works_on_a_cancel(world: World) -> None:
+    """A sleeping function does not notice the cancel, and the force that follows at once is lost."""
+    agent = world.agent("deaf", functions.until_interrupted, max_attempts=1, stop_grace_s=0.0)
+    file = world.path()
+    job = agent.enqueue(file=str(file))
+    wait_until(file.exists)
+    world.rota.api.queue.request_cancel(job.sched_id)
+    assert world.rota.api.queue.wait(job.sched_id, WAIT_S).exit_kind == "cancelled"
+
+
 def test_without_lingering_every_run_has_a_task(cluster: TestCluster, tmp_path: Path) -> None:
     with Rota(tmp_path / "apart.db") as rota, running(rota, cluster, linger_s=0.0):
 

@@ -4,6 +4,9 @@ A step that the runner does not support is skipped immediately; after a supporte
 before the next one. The first stop reason counts: a later call with another reason changes nothing, except that `kill`
 skips to the last step. If a stop is requested before the run has started, the escalation begins when the run starts:
 a command that does not exist yet cannot be signalled, and the request must not be lost.
+
+The last step is repeated until the run has ended. For a process here once is enough; but Ray ignores a cancel by force
+while it still works on the one before, and says nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from typing import Literal, TypeAlias
 from rota.fleet.runners.contract import StopHandle, StopStep
 from rota.host.watchdog import Watchdog
 
-__all__ = ["StopEscalation", "StoppedBy"]
+__all__ = ["KILL_AGAIN_S", "StopEscalation", "StoppedBy"]
 
 StoppedBy: TypeAlias = Literal["message", "TERM", "KILL"]
 
+KILL_AGAIN_S = 2.0  # after which the last step is repeated
 _STEPS: tuple[StopStep, ...] = ("request", "terminate", "kill")
 _STOPPED_BY: dict[StopStep, StoppedBy] = {"request": "message", "terminate": "TERM", "kill": "KILL"}
 
@@ -89,14 +93,18 @@ class StopEscalation:
             self._cancel_timer()
             if self._is_over or self._handle is None:
                 return
-            while self._next < len(_STEPS):
+            is_taken = False
+            while self._next < len(_STEPS) and not is_taken:
                 step = _STEPS[self._next]
                 self._next += 1
-                if self._take(self._handle, step):
+                if is_taken := self._take(self._handle, step):
                     self._reached = step
-                    break
-            if self._next < len(_STEPS) and not self._is_over:
-                self._timer = self._watchdog.watch(self._grace_s, self._escalate)
+            if not is_taken or self._is_over:
+                return
+            wait_s = self._grace_s
+            if self._next == len(_STEPS):
+                self._next, wait_s = len(_STEPS) - 1, KILL_AGAIN_S
+            self._timer = self._watchdog.watch(wait_s, self._escalate)
 
     def _take(self, handle: StopHandle, step: StopStep) -> bool:
         if step == "request":
