@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rota.store.protocol import Statement
-from rota.store.statements.queue import IDS, READY_COLUMNS, without_kind
+from rota.store.statements.queue import IDS, READY_COLUMNS, of_kinds
 
 # --- what is due ---------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ DUE_SUMMARY = Statement(
 
 _READY = (
     "state = 'queued' AND hold IS NULL AND runnable_at <= +?1 AND (deadline IS NULL OR deadline > +?1) "
-    f"AND ({without_kind('kind', '?2')} OR kind IN (SELECT value FROM json_each(?2)))"
+    f"AND {of_kinds('kind', '?2')}"
 )
 _STRICT = "ORDER BY priority DESC, runnable_at, sched_id"
 
@@ -67,7 +67,7 @@ READY_AT_ANY_TIME = Statement(
     "entries_ready_at_any_time",
     "The first entries without a hold in strict order, read before the transaction knows its time.",
     f"SELECT {READY_COLUMNS} FROM agent_schedule_queue WHERE state = 'queued' AND hold IS NULL "
-    f"AND ({without_kind('kind', '?1')} OR kind IN (SELECT value FROM json_each(?1))) {_STRICT} LIMIT +?2",
+    f"AND {of_kinds('kind', '?1')} {_STRICT} LIMIT +?2",
 )
 # ?4: whether budgets count. JSON lists of what this pass has found blocked: ?5 pids, ?6 projects, ?7 needs, ?8 the
 # combinations of pid, kind and needs; ?9: the ids it has claimed already. The filter comes before the LIMIT, so that

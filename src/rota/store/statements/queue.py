@@ -17,9 +17,10 @@ ENTRY = (
 IDS = "(SELECT value FROM json_each(?))"
 
 
-def without_kind(column: str, kinds: str) -> str:
-    """Return the condition for entries that have no kind: a list of kinds that begins with `!` takes none of them."""
-    return f"({column} IS NULL AND substr({kinds}, 3, 1) IS NOT '!')"
+def of_kinds(column: str, kinds: str) -> str:
+    """Return the condition for entries of listed kinds, or of none: a list that begins with `!` leaves these out."""
+    has_none = f"({column} IS NULL AND substr({kinds}, 3, 1) IS NOT '!')"
+    return f"({has_none} OR {column} IN (SELECT value FROM json_each({kinds})))"
 
 
 # --- enqueue -------------------------------------------------------------------------------------

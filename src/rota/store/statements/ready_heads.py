@@ -7,7 +7,7 @@ kept in memory between passes, and payloads may be large. The others have the sa
 from __future__ import annotations
 
 from rota.store.protocol import Statement
-from rota.store.statements.queue import IDS, READY_COLUMNS, without_kind
+from rota.store.statements.queue import IDS, READY_COLUMNS, of_kinds
 
 _SHOWN = {"sched_id", "pid", "priority", "runnable_at", "deadline", "project_id", "kind", "needs"}
 _COLUMNS = ", ".join(f"q.{each}" if each in _SHOWN else "NULL" for each in READY_COLUMNS.split(", "))
@@ -15,7 +15,7 @@ _IS_READY = "state = 'queued' AND hold IS NULL"
 # ?1 keys, ?2 now, ?3 the latest runnable_at, ?4 kinds of slots, ?5 entries of each key
 _FITS = (
     f"e.{_IS_READY} AND e.runnable_at <= +?3 AND (e.deadline IS NULL OR e.deadline > +?2) "
-    f"AND ({without_kind('e.kind', '?4')} OR e.kind IN (SELECT value FROM json_each(?4)))"
+    f"AND {of_kinds('e.kind', '?4')}"
 )
 _FIRST = "ORDER BY e.priority DESC, e.runnable_at, e.sched_id LIMIT +?5"
 
