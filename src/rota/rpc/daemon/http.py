@@ -228,6 +228,7 @@ class HttpServer:
     async def _stream(self, connection: HttpProtocol, request: HttpRequest, query: bytes) -> None:
         asked = request.headers.get(b"last-event-id", b"").decode("latin-1")
         asked = asked or (parse_qs(query.decode("latin-1")).get("since") or [""])[-1]
+        connection.waits = True
         try:
             subscriber = await self.events.subscribe(asked or None, connection.principal)
         except RotaError as error:
@@ -235,7 +236,7 @@ class HttpServer:
             if request.refusal is not None:
                 connection.respond(*request.refusal)
             return
-        connection.on_lost, connection.waits = subscriber.lost, True
+        connection.on_lost = subscriber.lost
         try:
             await self._send_events(connection, subscriber)
         except RotaError as error:
