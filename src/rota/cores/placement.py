@@ -202,11 +202,11 @@ class Placement:
         its cores leaves its members where they are: one that came here would leave a core to others.
         """
         mask = node.group.present & self.open & ~core.bit
-        mine = node.inside.most_overdue(1)
         if not mask or not core.is_open or self._needs_every_core(node.group):
             return
         node.group.members_time = node.inside.common_time(now)
-        here, weight = mine[0].virtual_time + node.inside.base, mine[0].weight
+        mine = node.inside.most_overdue(1)[0]
+        here, weight = mine.virtual_time + node.inside.base, mine.weight
         most, found = IMBALANCE_MAX_NS * SCALE, None
         for other in self._next_few(core, mask):
             queue = node.group.nodes[other.core_id].inside

@@ -279,7 +279,7 @@ class RunQueue:
         self._counters.looks += 1
 
     def _demote(self, schedulable: Schedulable) -> None:
-        """Return a schedulable to the waiting heap: one with debt has left, and the time dropped below its own."""
+        """Return one that is not eligible to the waiting heap: it entered early, or the time dropped below its own."""
         schedulable.entry = entry = schedulable.virtual_time << TAIL_BITS | schedulable.tail
         heappush(self._waiting, entry)
         self._counters.looks += 1

@@ -119,11 +119,11 @@ class TimeSlices:
         donor.granted_ns = limit_ns
         core.current = donor
         core.reschedule_pending = False
-        self.end_idle(core, now)
+        self._end_idle(core, now)
         self._counters.picks += 1
         return RunEntity(core.core_id, delegate.key, now + limit_ns)
 
-    def end_idle(self, core: CoreRecord, now: int) -> None:
+    def _end_idle(self, core: CoreRecord, now: int) -> None:
         """A core has work again: end its idle time, if it was idle."""
         if core.idle_since_ns is not None:
             core.idle_ns += now - core.idle_since_ns
