@@ -165,7 +165,7 @@ class CpuDriver:
         placed = msgspec.structs.replace(
             command,
             scheduling=run_scheduling(cpu, nice=niceness(weight)),
-            cores=cores if grant.leased else (allowed & self._confinement.open_cores) or allowed,
+            cores=cores if grant.leased else self._confinement.open_of(allowed),
         )
         try:
             session = self._reaper.spawn(placed, tag=name, group=group, stdout=output, stderr=output)
@@ -211,8 +211,10 @@ class CpuDriver:
                 self._quotas = QuotaSignals(self._clock, cores=len(self.cores), guard=self._guard)
             self._quotas.hold(running.session, {running.name: quota})
         if running.grant is not None and running.grant.leased:
-            self._confinement.hold(running.session.pid, running.grant.leased)
+            self._confinement.hold(running.session.pid, frozenset(running.grant.leased))
             self._confine()
+        else:
+            self._confinement.started(running.session.pid, running.cpu.core_set or self.cores)
 
     def _confine(self) -> None:
         """Keep this process, the reaper and the other commands off the leased cores."""

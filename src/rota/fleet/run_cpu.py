@@ -48,7 +48,7 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         allowed = self.allowed
         if self.leased is not None or allowed is None or self.confinement is None:
             return self.leased or allowed
-        return (allowed & self.confinement.open_cores) or allowed
+        return self.confinement.open_of(allowed)
 
     @property
     def allowed(self) -> frozenset[int] | None:

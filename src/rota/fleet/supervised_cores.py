@@ -46,13 +46,13 @@ class SupervisedCores:
     def execute(self, run: LiveRun, execute: Callable[[], RunOutcome]) -> RunOutcome:
         """Execute a run with the cores that it is granted; if it is refused, it goes back to the queue."""
         cpu, entry = run.assignment.cpu, run.entry
-        if cpu is not None and self._confinement is not None:
-            run.assignment = msgspec.structs.replace(
-                run.assignment, cpu=msgspec.structs.replace(cpu, confinement=self._confinement)
-            )
-        if cpu is None or not needs_grant(cpu.own):
+        if cpu is None or not (cpu.own.cores or needs_grant(cpu.own)):
             return execute()
         confinement, host = self._here()
+        cpu = msgspec.structs.replace(cpu, confinement=confinement)
+        run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
+        if not needs_grant(cpu.own):
+            return execute()
         assert entry.token is not None  # noqa: S101  # it was claimed
         try:
             granted = grant(self._api, host, entry.sched_id, entry.token, cpu.own)
@@ -63,8 +63,8 @@ class SupervisedCores:
         try:
             if granted.leased:
                 confinement.set_open(open_cores(self._api, host))
-                leased = msgspec.structs.replace(cpu, leased=frozenset(granted.leased), confinement=confinement)
-                run.assignment = msgspec.structs.replace(run.assignment, cpu=leased)
+                cpu = msgspec.structs.replace(cpu, leased=frozenset(granted.leased))
+                run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
             return execute()
         finally:
             self._release(run, entry.token)

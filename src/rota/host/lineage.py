@@ -36,6 +36,7 @@ __all__ = [
     "kill_orphans",
     "mark_of",
     "marked_processes",
+    "parent_of",
     "send_signal",
     "thread_states",
 ]
@@ -117,6 +118,11 @@ def children_of(pid: int) -> list[int]:
         return _scan_for_children(pid) if os.path.exists(f"/proc/{pid}") else []
     except ProcessLookupError:
         return []
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process. Raises OSError if it is gone."""
+    return int(_stat(pid)[_PPID])
 
 
 def _scan_for_children(parent: int) -> list[int]:

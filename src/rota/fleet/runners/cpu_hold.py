@@ -55,8 +55,11 @@ class CpuHold:
         """The session runs."""
         if self._quotas:
             self._resources.quotas.hold(session, self._quotas)
-        if self._cpu.confinement is not None and self._cpu.leased is not None:
-            self._cpu.confinement.hold(session.pid, self._cpu.leased)
+        confinement, allowed = self._cpu.confinement, self._cpu.allowed
+        if confinement is not None and self._cpu.leased is not None:
+            confinement.hold(session.pid, self._cpu.leased)
+        elif confinement is not None and allowed is not None:
+            confinement.started(session.pid, allowed)
 
     def end(self, session: Session | None = None) -> None:
         """The session has ended, or was never started."""
