@@ -122,10 +122,10 @@ class World:
     def cycles(self) -> int:
         """Block who runs, and wake one who sleeps, core after core; the answer is how many were started."""
         engine, running, asleep, now, started = self.engine, self.running, self.asleep, self.now, 0
-        step = engine.step
+        step, timers = engine.step, engine.timers
         for core, sleeper, delay in self.plan:
             now += delay
-            if (due := engine.next_timer_at) is not None and due <= now:
+            if (due := timers.next_at) is not None and due <= now:
                 step(TimerDue(), now)
             entity = running[core]
             for decision in step(Block(entity), now):
@@ -210,7 +210,7 @@ def _worst_step_arena() -> Arena:
                 decisions = engine.step(pending, now * MS)
                 longest_s = max(longest_s, time.process_time() - started)
                 most = max(most, sum(isinstance(one, Migrate) for one in decisions))
-                due = engine.next_timer_at
+                due = engine.timers.next_at
                 pending = TimerDue() if due is not None and due <= now * MS else None
         gc.enable()
         print(f"worst-step: at most {most} entities moved in one step, limit {MOVES_MAX}")

@@ -57,7 +57,7 @@ class EngineHarness:
 
     def _next_due(self) -> tuple[int, int | None] | None:
         ticks: list[tuple[int, int | None]] = [(at, core) for core, at in self._until.items()]
-        timer_at = self.engine.next_timer_at
+        timer_at = self.engine.timers.next_at
         if timer_at is not None:
             ticks.append((max(timer_at, self.now), None))
         return min(ticks, key=lambda one: (one[0], -1 if one[1] is None else one[1]), default=None)

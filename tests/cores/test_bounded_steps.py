@@ -50,7 +50,7 @@ class Crowd:
     def steps(self, event: Event) -> list[Sequence[Decision]]:
         """Send an event, then timers until none is due; return the decisions of each step."""
         decided = [self._step(event)]
-        while self.engine.next_timer_at is not None and self.engine.next_timer_at <= MS:
+        while self.engine.timers.next_at is not None and self.engine.timers.next_at <= MS:
             decided.append(self._step(TimerDue()))
         return decided
 
@@ -126,7 +126,7 @@ def test_a_lease_empties_its_core_step_by_step_and_others_are_not_picked_there()
         for core in range(4):
             engine.step(CoreTick(core), now * MS)
         assert engine.running(3) in members
-    while engine.next_timer_at is not None and engine.next_timer_at <= 60 * MS:
+    while engine.timers.next_at is not None and engine.timers.next_at <= 60 * MS:
         engine.step(TimerDue(), 60 * MS)
     engine.check_invariants()
     outside = [one for one in crowd.entities if one not in members]
@@ -144,7 +144,7 @@ def test_displaced_entities_return_step_by_step() -> None:
     ]
     for begin in steps:
         decided = begin()
-        while engine.next_timer_at is not None and engine.next_timer_at <= MS:
+        while engine.timers.next_at is not None and engine.timers.next_at <= MS:
             assert sum(isinstance(one, Migrate) for one in decided) <= MOVES_MAX
             decided = engine.step(TimerDue(), MS)
         engine.check_invariants()

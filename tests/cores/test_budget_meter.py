@@ -72,7 +72,8 @@ def test_a_meter_equals_the_plain_functions_on_any_sequence_of_calls(
         elif verb == "settle" and runs:
             granted, at = runs.pop(number % len(runs))
             used = granted * part // 100  # up to a tenth more than granted
-            meter.settle(granted, used, at, now)
+            meter.granted -= granted
+            meter.settle(used, at, now)
             plain.settle(granted, used, at, now)
             total += used
         elif verb == "adjust":
@@ -91,7 +92,8 @@ def test_what_is_granted_to_one_is_not_granted_to_another() -> None:
     assert meter.grant(3 * MS, 0) == 3 * MS
     assert meter.grant(3 * MS, 0) == 3 * MS
     assert meter.room == 4 * MS
-    meter.settle(3 * MS, 1 * MS, at=0, now=1 * MS)
+    meter.granted -= 3 * MS
+    meter.settle(1 * MS, at=0, now=1 * MS)
     assert meter.room == 6 * MS
     assert meter.grant(50 * MS, 1 * MS) == 6 * MS
     assert meter.grant(1, 1 * MS) == 0
@@ -100,13 +102,15 @@ def test_what_is_granted_to_one_is_not_granted_to_another() -> None:
 def test_several_slices_of_one_activation_are_refilled_together_one_period_after_it_began() -> None:
     meter = BudgetMeter(full(20 * MS, 100 * MS), 0)
     for slice_number in range(6):
-        meter.settle(meter.grant(3 * MS, slice_number * 3 * MS), 3 * MS, at=0, now=(slice_number + 1) * 3 * MS)
+        assert meter.grant(3 * MS, slice_number * 3 * MS)
+        meter.settle(3 * MS, at=0, now=(slice_number + 1) * 3 * MS)
     assert meter.allowance().refills == ((0, 2 * MS), (100 * MS, 18 * MS))
 
 
 def test_a_slice_that_exceeds_its_grant_is_charged_in_full_as_debt() -> None:
     meter = BudgetMeter(full(10 * MS, 100 * MS), 0)
-    meter.settle(meter.grant(10 * MS, 0), 12 * MS, at=0, now=12 * MS)
+    assert meter.grant(10 * MS, 0) == 10 * MS
+    meter.settle(12 * MS, at=0, now=12 * MS)
     assert meter.room == 0
     assert meter.allowance().refills == ((100 * MS, 8 * MS), (200 * MS, 2 * MS))
 
@@ -115,6 +119,7 @@ def test_a_meter_of_many_spendings_stays_small() -> None:
     meter = BudgetMeter(full(1000 * MS, 10_000 * MS), 0)
     for spending in range(5_000):
         now = spending * MS // 2
-        meter.settle(meter.grant(100_000, now), 100_000, at=now, now=now)
+        assert meter.grant(100_000, now) == 100_000
+        meter.settle(100_000, at=now, now=now)
         assert len(meter.allowance().refills) <= REFILLS_MAX
     checked(meter.allowance())

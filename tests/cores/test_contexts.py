@@ -438,7 +438,7 @@ def test_a_refill_releases_a_bounded_number_of_waiting_entities_per_step() -> No
     assert sum(engine.entity(one).state == "throttled" for one in crowd) == 1_000
     steps = 0
     engine.adjust(handle, budget=900 * MS, period=1000 * MS)
-    while (timer_at := engine.next_timer_at) is not None and timer_at <= 1000 * MS:
+    while (timer_at := engine.timers.next_at) is not None and timer_at <= 1000 * MS:
         engine.step(TimerDue(), 1000 * MS)
         steps += 1
     engine.check_invariants()

@@ -134,7 +134,7 @@ class RandomRun:
     def catch_up(self) -> None:
         """Answer timers and reschedules, mostly in time."""
         timers = 0
-        while (at := self.engine.next_timer_at) is not None and at <= self.now and self.rng.random() < 0.95:
+        while (at := self.engine.timers.next_at) is not None and at <= self.now and self.rng.random() < 0.95:
             self.step(TimerDue())
             timers += 1
             assert timers < 200, "a timer is due again and again"

@@ -55,7 +55,7 @@ class Setup:
             for core in range(self.engine.core_count):
                 self.engine.step(CoreTick(core), self.now)
             self.now += MS
-            while (at := self.engine.next_timer_at) is not None and at <= self.now:
+            while (at := self.engine.timers.next_at) is not None and at <= self.now:
                 self.engine.step(TimerDue(), self.now)
 
     def runtime(self, entity: int) -> int:
@@ -316,7 +316,7 @@ def test_budgets_masks_and_leases_apply_without_the_service(failure: str) -> Non
         for core in range(3):
             setup.engine.step(CoreTick(core), setup.now)
         setup.now += MS
-        while (at := setup.engine.next_timer_at) is not None and at <= setup.now:
+        while (at := setup.engine.timers.next_at) is not None and at <= setup.now:
             ended += [one for one in setup.engine.step(TimerDue(), setup.now) if isinstance(one, LeaseEnded)]
     assert ended == [LeaseEnded(2, (2,))]
     assert setup.engine.account(capped, setup.now).runtime_ns == 40 * MS

@@ -4,7 +4,7 @@ A context is charged whenever one of its entities stops, so the usual charge mus
 touched. The refills are therefore kept in parts:
 
     used     everything ever used
-    limit    the maximum of `used` for now: limit − used is available
+    left     what is available now
     last     the latest refill, as two numbers
     earlier  the refills before it, if there are any
 
@@ -48,7 +48,7 @@ class BudgetMeter:
         "budget",
         "granted",
         "is_shared",
-        "limit",
+        "left",
         "period",
         "since",
         "used",
@@ -59,14 +59,14 @@ class BudgetMeter:
         self.granted = 0  # granted to running entities, if several share the meter
         self.is_shared = False  # whether several entities share it
         self.since = allowance.refills[0][0]  # no spending counts as begun before this
-        self.limit = self._last_at = self._last_amount = 0
+        self.left = self._last_at = self._last_amount = 0
         self._earlier: list[tuple[int, int]] | None = None
         self._set(allowance, now)
 
     @property
     def room(self) -> int:
         """What can be granted now. Due refills are included after `refill`."""
-        return self.limit - self.used - self.granted
+        return self.left - self.granted
 
     @property
     def next_refill_at(self) -> int | None:
@@ -77,24 +77,24 @@ class BudgetMeter:
 
     def grant(self, want: int, now: int) -> int:
         """Reserve up to `want` of what is available; return the granted amount, possibly 0."""
-        if want > self.limit - self.used - self.granted:
+        if want > self.left - self.granted:
             self.refill(now)
-            want = max(0, min(want, self.room))
+            room = self.left - self.granted
+            if want > room:
+                want = max(0, room)
         if self.is_shared:
             self.granted += want
         return want
 
-    def settle(self, granted: int, used: int, at: int, now: int) -> None:
-        """End a grant and charge `used` for a spending that began at `at`."""
-        if self.is_shared:
-            self.granted -= granted
-        last_at = self._last_at
-        if last_at <= at and self._earlier is None and used:  # every pending refill was due when the spending began
-            total, limit, due_at = self.used + used, self.limit + self._last_amount, at + self.period
-            if total < limit and now < due_at:
-                self.used = total
+    def settle(self, used: int, at: int, now: int) -> None:
+        """Charge `used` for a spending that began at `at`. If the meter is shared, its grant has been returned."""
+        # every pending refill was due when the spending began
+        if self._last_at <= at and self._earlier is None and used:
+            left, due_at = self.left + self._last_amount - used, at + self.period
+            if left > 0 and now < due_at:
+                self.used += used
+                self.left = left
                 self.since = at
-                self.limit = limit
                 self._last_at = due_at
                 self._last_amount = used
                 return
@@ -103,25 +103,24 @@ class BudgetMeter:
 
     def refill(self, now: int) -> None:
         """Apply the refills that are due."""
-        earlier = self._earlier
-        if self._adjustment is not None:
-            self._set(self.allowance(), now)
-            return
-        if earlier is not None:
-            while earlier and earlier[0][0] <= now:
-                self._apply(*earlier.pop(0))
-            self._earlier = earlier or None
-        if self._earlier is None and self._last_at <= now:
-            self._apply(self._last_at, self._last_amount)
+        if self._earlier is not None:
+            if self._adjustment is not None:
+                self._set(self.allowance(), now)
+                return
+            while self._earlier and self._earlier[0][0] <= now:
+                at, amount = self._earlier.pop(0)
+                self.left += amount
+                self.since = max(self.since, at)
+            self._earlier = self._earlier or None
+        at = self._last_at
+        if at <= now and self._earlier is None:
+            self.left += self._last_amount
             self._last_amount = 0
-
-    def _apply(self, at: int, amount: int) -> None:
-        self.limit += amount
-        self.since = max(self.since, at)
+            self.since = max(self.since, at)
 
     def close(self) -> None:
         """End the budget: nothing is available and nothing is refilled."""
-        self.limit, self.granted = self.used, 0
+        self.left = self.granted = 0
         self._last_amount, self._earlier = 0, None
 
     def adjust(self, budget: int, period: int, now: int) -> None:
@@ -141,31 +140,31 @@ class BudgetMeter:
 
     def _settle(self, used: int, at: int, now: int) -> None:
         """Charge any amount, with any pending refills: those that came after the spending began are used last."""
-        self.refill(min(max(at, self.since), now))
-        self.since = at = max(at, self.since)
-        total = self.used + used
-        if total < self.limit and self._put(at + self.period, used):
-            self.used = total
-            self.refill(now)
+        at = max(at, self.since)
+        if self._earlier is not None or self._last_at <= at:
+            self.refill(at)
+        self.since = at
+        self.used += used
+        left, due_at, last_at = self.left - used, at + self.period, self._last_at
+        if left <= 0 or self._adjustment is not None or due_at < last_at:
+            self._set(charged(self.allowance(), used, at), now)
             return
-        after = charged(self.allowance(), used, at)
-        self.used = total
-        self._set(after, now)
-
-    def _put(self, at: int, amount: int) -> bool:
-        """Append a refill, or add it to the last one of the same instant; return whether that was possible."""
-        if self._adjustment is not None or at < self._last_at:
-            return False
-        if not self._last_amount:
-            self._last_at, self._last_amount = at, amount
-        elif at == self._last_at:
-            self._last_amount += amount
-        else:
-            pending = [*(self._earlier or ()), (self._last_at, self._last_amount), (at, amount)]
-            bound(pending, PENDING_MAX, first=0)
-            self._last_at, self._last_amount = pending.pop()
-            self._earlier = pending
-        return True
+        self.left = left
+        if due_at == last_at:
+            used += self._last_amount
+        elif self._last_amount:
+            earlier = self._earlier
+            if earlier is None:
+                self._earlier = [(last_at, self._last_amount)]
+            else:
+                earlier.append((last_at, self._last_amount))
+                if len(earlier) == PENDING_MAX:
+                    earlier.append((due_at, used))
+                    bound(earlier, PENDING_MAX, first=0)
+                    due_at, used = earlier.pop()
+        self._last_at, self._last_amount = due_at, used
+        if (due_at if self._earlier is None else self._earlier[0][0]) <= now:
+            self.refill(now)
 
     def _set(self, allowance: Allowance, now: int) -> None:
         """Load a plain value."""
@@ -175,7 +174,7 @@ class BudgetMeter:
         if pending[0][0] <= now:
             begins, available = pending.pop(0)
             self.since = max(self.since, begins)
-        self.limit = self.used + available
+        self.left = available
         # without an amount nothing is pending, and all of it is available since that instant
         self._last_at, self._last_amount = pending.pop() if pending else (self.since, 0)
         self._earlier = pending if pending or self._adjustment is not None else None  # None: the fast path applies

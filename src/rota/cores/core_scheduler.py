@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import chain, islice
+from typing import Any
 
 from rota.cores.contexts import SchedulingContexts
 from rota.cores.events import (
@@ -92,7 +93,7 @@ class CoreScheduler:
         if (
             self._placement.idle
             or current is None
-            or not (entity.on_fast_path and current.on_fast_path and core.is_open)
+            or not (entity.on_fast_path and current.on_fast_path and core.is_ordinary)
         ):
             out: list[Decision] = []
             self.make_ready(entity.details.donor, now, out)
@@ -120,25 +121,25 @@ class CoreScheduler:
             out: list[Decision] = []
             self._placement.balance_between_slices(core, now, out)
             return [*out, *self.block(event, now)]
-        if not entity.on_fast_path or core.has_urgent:
+        if not (entity.on_fast_path and core.is_ordinary):
             return self._block(entity, now)
         # fast path: it leaves the fair queue, and the next one of the fair queue runs
         entity.voluntary_blocks += 1
         entity.state = _SLEEPING
-        ran_ns = now - entity.last_start_ns
+        began_ns, payer = entity.last_start_ns, entity.payer
+        ran_ns = now - began_ns
         entity.runtime_ns += ran_ns
-        payer = entity.payer
         if payer is None:
             self._slices.best_effort_ns += ran_ns
         else:
-            payer.settle(entity.granted_ns, ran_ns, entity.last_start_ns, now)
-            if payer.throttled:
-                self._timers.set(payer, now)
-        taken = core.fair.take(now, True)
-        if type(taken) is Entity and taken.on_fast_path and core.is_open:
+            if payer.is_shared:
+                self._slices.return_grant(entity, payer, now)
+            payer.settle(ran_ns, began_ns, now)
+        taken: Any = core.fair.take(now, True)  # an entity, or the node of a group, which is never on the fast path
+        if taken is not None and taken.on_fast_path:
             payer, limit_ns = taken.payer, taken.slice_ns
             # a payer with one entity and enough budget needs no grant: it counts none
-            if payer is not None and (payer.is_shared or limit_ns > payer.limit - payer.used):
+            if payer is not None and (payer.is_shared or limit_ns > payer.left):
                 limit_ns = payer.grant(limit_ns, now)
             if limit_ns:
                 taken.state = _RUNNING

@@ -96,7 +96,7 @@ class CoresEngine:
         _checks.whole("blocking_ns", blocking_ns, 0)
         self.counters = counters = Counters()
         self._now = 0
-        self.timers: Timers[Hashable] = Timers()  # a driver reads `next_at`
+        self.timers: Timers[Hashable] = Timers()  # a driver sends `TimerDue` at `next_at`
         self._contexts = SchedulingContexts(counters, self.timers)
         self._queues = Queues(cores, rule, self._contexts, counters)
         self._placement = Placement(self._queues, self.timers, counters)
@@ -164,11 +164,6 @@ class CoresEngine:
             raise InvalidInput(f"{type(event).__name__} is not an event", field="event") from None
         self._now = now
         return handler(event, now)
-
-    @property
-    def next_timer_at(self) -> int | None:
-        """When the next `TimerDue` must be sent, or None."""
-        return self.timers.next_at
 
     def _timer(self, _event: TimerDue, now: int) -> Sequence[Decision]:
         """Process due refills, revocations and island checks; items beyond the limit stay due."""

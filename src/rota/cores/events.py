@@ -84,7 +84,7 @@ class CoreTick(msgspec.Struct, frozen=True, gc=False):
 
 
 class TimerDue(msgspec.Struct, frozen=True, gc=False):
-    """The instant in `next_timer_at` has come."""
+    """The instant in the engine's `timers.next_at` has come."""
 
 
 class ExitEntity(msgspec.Struct, frozen=True, gc=False):

@@ -97,9 +97,8 @@ def _check_masks(core: CoreRecord, placement: Placement) -> None:
     _must(
         core.is_open == bool(placement.open & core.bit), "core {} disagrees with the mask of open cores", core.core_id
     )
-    _must(
-        core.has_urgent or not len(core.reserved), "core {} has reserved entities and has_urgent is false", core.core_id
-    )
+    ordinary = core.is_open and not len(core.reserved) and not core.front
+    _must(ordinary or not core.is_ordinary, "core {} has more than its fair queue and is ordinary", core.core_id)
     waiting = any(isinstance(core.fair.current, GroupNode) and len(core.fair.current.inside) for _ in (0,))
     waiting = waiting or len(core.fair) > 0
     _must(core.is_stealable or not waiting, "core {} has an entity to steal and is not marked stealable", core.core_id)

@@ -121,6 +121,7 @@ class Placement:
         self.open = mask
         for core in self._queues.cores:
             core.is_open = bool(core.bit & mask)
+            core.update_ordinary()
 
     def cores_for(self, entity: Entity) -> int:
         """The cores that an entity may run on now."""

@@ -105,5 +105,5 @@ class PolicyUpdates:
         if self.is_current(event.epoch):
             core.front.clear()
             core.front.extend(event.entities)
-            core.has_urgent = len(core.front) > 0 or len(core.reserved) > 0
+            core.update_ordinary()
         return ()

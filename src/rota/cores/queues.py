@@ -429,7 +429,7 @@ class Queues:
             entity.details.deadline_at_ns = self._deadline_at(source)
         priority = 0 if payer is None else payer.priority
         core.reserved.enter((-entity.band, entity.details.deadline_at_ns, -priority, entity.key), entity)
-        core.has_urgent = True
+        core.is_ordinary = False
 
     @staticmethod
     def _deadline_at(entity: Entity) -> int:

@@ -252,6 +252,8 @@ class GroupNode(Schedulable):
 
     __slots__ = ("group", "inside", "offset")
 
+    on_fast_path = False
+
     def __init__(self, key: int, group: GroupRecord, inside: RunQueue) -> None:
         super().__init__(key, group.weight, group.slice_ns)
         self.group = group
@@ -307,11 +309,11 @@ class CoreRecord:
         "cursor",
         "fair",
         "front",
-        "has_urgent",
         "idle_ns",
         "idle_since_ns",
         "is_online",
         "is_open",
+        "is_ordinary",
         "is_stealable",
         "lease_id",
         "pinned_work",
@@ -328,7 +330,7 @@ class CoreRecord:
         self.fair = fair
         self.background = background
         self.front: deque[int] = deque()  # entities that the policy service puts first
-        self.has_urgent = False  # whether `reserved` or `front` may have an entity to run
+        self.is_ordinary = True  # it is open, and nothing waits in `reserved` or `front`: only its fair queue matters
         self.reschedule_pending = False  # a reschedule request is pending
         self.is_stealable = False  # it may have an entity to steal
         self.is_online = True
@@ -338,6 +340,10 @@ class CoreRecord:
         self.idle_since_ns: int | None = 0  # None while an entity runs
         self.idle_ns = 0
         self.cursor = core_id  # the core it last looked at for an entity to steal
+
+    def update_ordinary(self) -> None:
+        """Whether it is open, `reserved` or `front` has changed."""
+        self.is_ordinary = self.is_open and not len(self.reserved) and not self.front
 
     def total_idle_ns(self, now: int) -> int:
         """How long the core has been idle, up to an instant."""

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heappushpop
 from typing import Literal
 
 from rota.cores.telemetry import Counters
@@ -114,17 +114,18 @@ def _share(weight: int, slice_ns: int) -> tuple[int, int, int, int, int]:
 class IndexTable:
     """Every schedulable of one engine, by index."""
 
-    __slots__ = ("_free", "items")
+    __slots__ = ("_free", "_gone", "items")
 
     def __init__(self) -> None:
-        self.items: list[Schedulable | None] = []
+        self._gone = Schedulable(0)  # in the place of one that was removed: no entry is its own
+        self.items: list[Schedulable] = []
         self._free: list[int] = []  # indexes of removed schedulables
 
     def add(self, schedulable: Schedulable) -> None:
         """Assign an index to a new schedulable."""
         if not self._free:
             self._free.append(len(self.items))
-            self.items.append(None)
+            self.items.append(self._gone)
         index = self._free.pop()
         self.items[index] = schedulable
         schedulable.tail = schedulable.key << INDEX_BITS | index
@@ -132,7 +133,7 @@ class IndexTable:
     def remove(self, schedulable: Schedulable) -> None:
         """Free the index of a schedulable. Its heap entries remain stale, also when the index is reused."""
         index = schedulable.tail & INDEX_MASK
-        self.items[index] = None
+        self.items[index] = self._gone
         self._free.append(index)
 
 
@@ -194,7 +195,7 @@ class RunQueue:
         owed = schedulable.owed
         if owed < 0 and time >= schedulable.virtual_time:  # the queue's time has passed its debt
             debt = owed * own  # negative, as the debt is
-            if debt + (now - self._forgiven_at_ns) * FORGIVEN_PER_NS >= 0 and self._forgive(debt, now):
+            if debt >= (self._forgiven_at_ns - now) * FORGIVEN_PER_NS and self._forgive(debt, now):
                 schedulable.owed = owed = 0
         # joining moves the queue's time towards the newcomer, which is taken into account
         joined = weight + own
@@ -240,9 +241,8 @@ class RunQueue:
             # the queue's time less its own: (weighted + own * after) // weight - after, with fewer products
             owed, most = (weighted - others * after) // weight, current.credit_max
             current.owed = owed if owed < most else most  # noqa: FURB136  # min() costs a call at every stop
-            self.current = None
             if not others:
-                self._clock = after
+                self._clock, self.current = after, None
                 return None
             time = weighted // others
         elif weight:
@@ -251,18 +251,21 @@ class RunQueue:
             return None
         eligible, schedulables = self._eligible, self._schedulables
         end = time + 1 << TAIL_BITS  # entries below are eligible now
+        last: int | None = None  # became eligible: it is pushed and the first one popped in one operation
         while waiting and waiting[0] < end:
             entry = heappop(waiting)
             schedulable = schedulables[entry & INDEX_MASK]
-            if schedulable is not None and schedulable.entry is entry:
-                schedulable.entry = entry = entry + schedulable.entry_span
-                heappush(eligible, entry)
-            else:
+            if schedulable.entry is not entry:
                 self._drop_stale()
-        while eligible:
-            entry = heappop(eligible)
+                continue
+            if last is not None:
+                heappush(eligible, last)
+            schedulable.entry = last = entry + schedulable.entry_span
+        while last is not None or eligible:
+            entry = heappop(eligible) if last is None else heappushpop(eligible, last)
+            last = None
             schedulable = schedulables[entry & INDEX_MASK]
-            if schedulable is None or schedulable.entry is not entry:
+            if schedulable.entry is not entry:
                 self._drop_stale()
             elif schedulable.virtual_time <= time or not self._is_eevdf:
                 schedulable.entry = NOT_QUEUED
@@ -271,6 +274,7 @@ class RunQueue:
                 return schedulable
             else:
                 self._demote(schedulable)
+        self.current = None
         return None
 
     def _drop_stale(self) -> None:
@@ -469,7 +473,7 @@ class RunQueue:
     def _live(self, entry: int) -> Schedulable | None:
         """The schedulable of an entry that is not stale."""
         schedulable = self._schedulables[entry & INDEX_MASK]
-        return schedulable if schedulable is not None and schedulable.entry is entry else None
+        return schedulable if schedulable.entry is entry else None
 
     # --- the heaps -------------------------------------------------------------------------------
 

@@ -44,9 +44,9 @@ class TimeSlices:
 
     def pick(self, core: CoreRecord, now: int, out: list[Decision]) -> Entity | None:
         """Take the next entity out of a core's queues, or steal one from another core."""
-        if core.has_urgent:
+        if not core.is_ordinary:
             entity = core.reserved.take() or self._from_front(core, now)
-            core.has_urgent = len(core.reserved) > 0 or len(core.front) > 0
+            core.update_ordinary()
             if entity is not None:
                 return entity
         entity = self._take(core, now, out)
@@ -159,7 +159,13 @@ class TimeSlices:
             payer.has_overrun = True
             self._timers.set(payer.island, now)
         # a reservation counts from the activation, so that being delayed once does not delay every later one
-        payer.settle(donor.granted_ns, ran_ns, donor.woken_at_ns if donor.band > NORMAL else began_ns, now)
+        if payer.is_shared:
+            self.return_grant(donor, payer, now)
+        payer.settle(ran_ns, donor.woken_at_ns if donor.band > NORMAL else began_ns, now)
+
+    def return_grant(self, donor: Entity, payer: ContextRecord, now: int) -> None:
+        """End the grant of a share that stops; what it did not use may be enough for one that waits."""
+        payer.granted -= donor.granted_ns
         if payer.throttled:
             self._timers.set(payer, now)
 
