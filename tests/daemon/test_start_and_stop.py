@@ -252,6 +252,25 @@ def test_repeated_signals_stop_it_once(tmp_path: Path) -> None:
     assert daemon.stop() == 0
 
 
+def test_a_connection_that_is_accepted_while_it_stops_is_closed(tmp_path: Path) -> None:
+    served = Served(str(tmp_path / "rota.db"), http=False)
+    path, asked = served.unix.removeprefix("unix:"), threading.Event()
+
+    def ask_and_stop() -> None:  # the loop accepts the connection after it has stopped serving
+        client.connect(path)
+        client.send(b'{"jsonrpc":"2.0","id":1,"method":"claim","params":{"worker":"w","wait_s":60}}\n')
+        served.daemon.stop()
+        asked.set()
+
+    with socket.socket(socket.AF_UNIX) as client:
+        served.loop.call_soon_threadsafe(ask_and_stop)
+        assert asked.wait(PATIENCE_S)
+        client.settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+        served.stop()
+
+
 def test_a_slow_disk_does_not_block_the_loop(tmp_path: Path) -> None:
     """While another process holds the write lock, health checks and reads still get responses."""
     path = str(tmp_path / "rota.db")

@@ -51,6 +51,7 @@ class Connections:
         self._strangers: dict[Connection, None] = {}  # oldest first
         self._known: dict[Connection, None] = {}
         self._count = 0
+        self.is_ending = False  # no connection is served any more, not even one that was accepted just before
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._known)
@@ -61,6 +62,12 @@ class Connections:
     def open(self) -> list[Connection]:
         """Return the open connections."""
         return [*self._strangers, *self._known]
+
+    def finish(self) -> None:
+        """Close each connection after its current response; one that is still being accepted is closed at once."""
+        self.is_ending = True
+        for connection in self.open():
+            connection.finish()
 
     def next_number(self) -> int:
         """Return the next connection's number."""

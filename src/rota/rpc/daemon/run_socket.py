@@ -111,8 +111,7 @@ class RunSocket:
             await self._stop.wait()
             listener.close()
             executor.stop_waiting()
-            for connection in connections.open():
-                connection.finish()
+            connections.finish()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LIMITS.grace_s):
                     while executor.pending_calls or len(connections):

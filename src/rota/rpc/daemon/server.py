@@ -196,8 +196,7 @@ class Daemon:
         self._notifier.stopping()
         listener.close()
         executor.stop_waiting()
-        for connection in self._connections.open():
-            connection.finish()
+        self._connections.finish()
         endings = [self._until_idle(executor)] + ([transport.close()] if transport is not None else [])
         try:
             async with asyncio.timeout(self._settings.limits.grace_s):

@@ -106,8 +106,7 @@ class Listener:
             task.cancel()
         while self._rejected:
             self._close_rejected()
-        for connection in self._connections.open():
-            connection.finish()
+        self._connections.finish()
         while len(self._connections):
             await asyncio.sleep(0.01)
 

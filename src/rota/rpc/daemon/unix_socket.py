@@ -88,6 +88,10 @@ class LineProtocol(asyncio.Protocol):
         """Check the peer's user and the number of connections."""
         self._transport = transport
         self._outbox = Outbox(transport, self, self._buffers)
+        if self._connections.is_ending:
+            self._ending = True
+            transport.abort()
+            return
         pid, uid = _peer(transport.get_extra_info("socket"))
         self.principal = Principal(name=f"uid:{uid}", scope="admin", peer=f"unix pid {pid}")
         if self._runs_only:
