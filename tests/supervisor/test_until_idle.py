@@ -15,7 +15,7 @@ import pytest
 from rota import Rota
 from rota.clock import ManualClock
 from rota.errors import StoreUnavailable
-from rota.fleet import slot_loop
+from rota.fleet import heartbeats, slot_loop
 from rota.fleet.supervisor import told_drain
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff, RestartPolicy
@@ -175,7 +175,9 @@ def test_a_lost_daemon_is_an_error_and_not_an_empty_return(tmp_path: Path, monke
         rota.run(until_idle=True)
 
 
-def test_a_store_that_fails_to_take_a_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_to_take_a_result_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(slot_loop, "RETRY_S", 0.0)
     with Rota() as rota:
 
@@ -193,15 +195,42 @@ def test_a_store_that_fails_to_take_a_result_is_an_error(monkeypatch: pytest.Mon
         with pytest.raises(StoreUnavailable, match="the disk is full"):
             rota.run(until_idle=True)
         assert turns == [1] * slot_loop.REPORT_TRIES
+        assert len([record for record in caplog.records if "cannot report or claim" in record.getMessage()]) == 1
         monkeypatch.undo()
         assert job.entry().state == "dispatched"  # recovered when its claim expires
+
+
+def test_an_outage_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(heartbeats, "RETRY_S", 0.0)
+    tries, tried = [0], threading.Event()
+
+    def full(*_arguments: Any) -> int:
+        tries[0] += 1
+        if tries[0] == 5:
+            tried.set()
+        raise StoreUnavailable("the disk is full")
+
+    with Rota() as rota:
+        wait = rota.api.journal.wait
+
+        @rota.agent
+        def work() -> None:
+            monkeypatch.setattr(rota.api.journal, "wait", full)
+            rota.api.agents.create("another")  # an event ends the wait before
+            assert tried.wait(PATIENCE_S)
+            monkeypatch.setattr(rota.api.journal, "wait", wait)
+
+        work.enqueue()
+        assert rota.run(until_idle=True).completed == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert [each.partition(".")[0] for each in said] == ["heartbeat thread: the disk is full"]
 
 
 FULL_DISK = """
 import os, resource, sys
 from rota import Rota
 from rota.errors import StoreUnavailable
-from rota.fleet import slot_loop
+from rota.fleet import heartbeats, slot_loop
 
 slot_loop.RETRY_S = 0.0
 store = sys.argv[1]

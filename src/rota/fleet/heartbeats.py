@@ -20,6 +20,7 @@ from rota.kernel.paging import READ_MAX
 from rota.model.event_codec import decode
 from rota.model.events import CancelRequested, Event, RunOverBudget
 from rota.service.api import SchedulerApi
+from rota.service.outages import RETRY_S
 from rota.service.worker_registration import WorkerRegistration
 from rota.store.author import keeping_author
 
@@ -74,6 +75,7 @@ class Heartbeats:
         self._kinds = tuple(sorted({*own, *(kind for task in tasks for kind in task.kinds)}))
         self._closing = threading.Condition()
         self._is_over = False
+        self._problem = ""  # why the last turn failed
         self._reading = threading.Lock()  # held while events are handled
         self._cursor = api.journal.cursor()
         self._thread = threading.Thread(target=keeping_author(self._serve), name="rota-heartbeats", daemon=True)
@@ -105,14 +107,21 @@ class Heartbeats:
                 with self._reading:
                     self._read_journal(cursor)
                     self._run_due_tasks()
+                self._problem = ""
             except RotaError as problem:
                 if not isinstance(problem, StoreReplaced) or not self._on_replaced(problem):
-                    _log.warning("heartbeat thread: %s; continuing", problem)
+                    self._say_once(problem)
             except Exception:  # a fault of a background task: without heartbeats every claim would expire
                 _log.exception("heartbeat thread: unexpected error; continuing")
             with self._closing:
                 if not self._is_over:
-                    self._api.clock.wait(self._closing, READ_PAUSE_S)
+                    self._api.clock.wait(self._closing, RETRY_S if self._problem else READ_PAUSE_S)
+
+    def _say_once(self, problem: RotaError) -> None:
+        """Say what is wrong, and not again until it has worked or something else is wrong: an outage may last."""
+        if self._problem != str(problem):
+            _log.warning("heartbeat thread: %s; trying every %g s", problem, RETRY_S)
+        self._problem = str(problem)
 
     def catch_up(self) -> None:
         """Handle all events up to now and do what is due, on the calling thread."""

@@ -264,10 +264,12 @@ class SlotLoop:
                 return []
             if isinstance(problem, StoreReplaced) and not self._is_claiming:  # the supervisor ends without its store
                 return []
+            is_new = self._problem is None or str(self._problem) != str(problem)
             self._problem, self._failures = problem, self._failures + 1
             self._put_back(reports)
             if not self._is_lost():
-                _log.warning("cannot report or claim: %s; retrying in %g s", problem, RETRY_S)
+                if is_new:  # an outage may last: it is said once
+                    _log.warning("cannot report or claim: %s; trying every %g s", problem, RETRY_S)
                 self._pause()
             return []
         except Exception as problem:
