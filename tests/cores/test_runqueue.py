@@ -336,7 +336,7 @@ def test_a_reused_index_inherits_nothing() -> None:
     index_table.remove(gone)
     index_table.add(comes)
     assert index_table.items == [comes, stays]
-    assert queue.take(0, current_leaves=True) is stays
-    assert queue.take(5, current_leaves=True) is None
+    assert queue.take(0, queue.current) is stays
+    assert queue.take(5, queue.current) is None
     queue.enter(comes, 5)
     assert queue.take(5) is comes

@@ -135,7 +135,7 @@ class CoreScheduler:
             if payer.is_shared:
                 self._slices.return_grant(entity, payer, now)
             payer.settle(ran_ns, began_ns, now)
-        taken: Any = core.fair.take(now, True)  # an entity, or the node of a group, which is never on the fast path
+        taken: Any = core.fair.take(now, entity)  # an entity, or the node of a group, which is never on the fast path
         if taken is not None and taken.on_fast_path:
             payer, limit_ns = taken.payer, taken.slice_ns
             # a payer with one entity and enough budget needs no grant: it counts none

@@ -171,7 +171,7 @@ class RunQueue:
         self._eligible: list[int] = []
         self._waiting: list[int] = []
         self._stale = 0  # stale entries in the heaps
-        self._span_max = 0  # the longest span of those that woke here
+        self._span_max = 0  # the longest span of those that woke here since it was empty
         self.current: Schedulable | None = None  # the running schedulable
         self._since_ns = 0  # when its slice, or its last charge, began
 
@@ -190,8 +190,12 @@ class RunQueue:
         weight, weighted, own = self.weight, self.weighted, schedulable.weight
         if self.current is not None:
             time = (weighted + (now - self._since_ns) * SCALE) // weight
+        elif weight:
+            time = weighted // weight
         else:
-            time = weighted // weight if weight else self._clock
+            self._span_max = schedulable.span  # it is alone: there is none to whom it owes anything
+            self.enter_at(schedulable, self._clock)
+            return
         owed = schedulable.owed
         if owed < 0 and time >= schedulable.virtual_time:  # the queue's time has passed its debt
             debt = owed * own  # negative, as the debt is
@@ -199,7 +203,7 @@ class RunQueue:
                 schedulable.owed = owed = 0
         # joining moves the queue's time towards the newcomer, which is taken into account
         joined = weight + own
-        virtual_time = time - owed * joined // weight if owed and weight else time
+        virtual_time = time - owed * joined // weight
         if not self._is_eevdf:
             self.enter_at(schedulable, virtual_time)
             return
@@ -226,13 +230,13 @@ class RunQueue:
         self._forgiven_at_ns = at_ns
         return True
 
-    def take(self, now: int, current_leaves: bool = False) -> Schedulable | None:
+    def take(self, now: int, current: Schedulable | None = None) -> Schedulable | None:
         """Take out the next schedulable, to run from now on; None when none waits.
 
-        With `current_leaves` the running one leaves first. Nearly every slice ends this way, so `leave` is inlined.
+        If the running one is given, it leaves first. Nearly every slice ends this way, so `leave` is inlined.
         """
         weight, weighted, waiting = self.weight, self.weighted, self._waiting
-        if current_leaves and (current := self.current) is not None:
+        if current is not None:
             own = current.weight
             before = current.virtual_time
             current.virtual_time = after = before - (self._since_ns - now) * SCALE // own  # `charged`, inlined
