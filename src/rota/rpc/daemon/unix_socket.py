@@ -90,7 +90,7 @@ class LineProtocol(asyncio.Protocol):
         self._outbox = Outbox(transport, self, self._buffers)
         if self._connections.is_ending:
             self._ending = True
-            transport.abort()
+            self._transport.abort()
             return
         pid, uid = _peer(transport.get_extra_info("socket"))
         self.principal = Principal(name=f"uid:{uid}", scope="admin", peer=f"unix pid {pid}")
