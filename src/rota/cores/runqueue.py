@@ -193,7 +193,7 @@ class RunQueue:
         elif weight:
             time = weighted // weight
         else:
-            self._span_max = schedulable.span  # it is alone: there is none to whom it owes anything
+            self._span_max = schedulable.span  # it is alone: it owes nothing to another one
             self.enter_at(schedulable, self._clock)
             return
         owed = schedulable.owed
