@@ -14,8 +14,9 @@ import pytest
 
 from rota import Rota
 from rota.clock import ManualClock
-from rota.errors import StoreUnavailable
+from rota.errors import InvalidInput, StoreUnavailable
 from rota.fleet import heartbeats, slot_loop
+from rota.fleet.supervised_cores import SupervisedCores
 from rota.fleet.supervisor import told_drain
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff, RestartPolicy
@@ -224,6 +225,32 @@ def test_an_outage_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         assert rota.run(until_idle=True).completed == 1
     said = [record.getMessage() for record in caplog.records]
     assert [each.partition(".")[0] for each in said] == ["heartbeat thread: the disk is full"]
+
+
+@pytest.mark.parametrize("problem", [InvalidInput("it cannot be read"), ValueError("it cannot be read")])
+def test_a_background_task_that_keeps_failing_is_reported_once(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(heartbeats, "READ_PAUSE_S", 0.0)
+    tries, tried = [0], threading.Event()
+
+    def fail(_self: SupervisedCores) -> None:
+        tries[0] += 1
+        if tries[0] == 5:
+            tried.set()
+        raise problem
+
+    monkeypatch.setattr(SupervisedCores, "due_in_s", lambda _self: 0.0)
+    monkeypatch.setattr(SupervisedCores, "on_due", fail)
+    with Rota() as rota:
+
+        @rota.agent
+        def work() -> None:
+            assert tried.wait(PATIENCE_S)
+
+        work.enqueue()
+        assert rota.run(until_idle=True).completed == 1
+    assert len([record for record in caplog.records if "background task" in record.getMessage()]) == 1
 
 
 FULL_DISK = """

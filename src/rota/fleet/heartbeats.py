@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
 from rota.errors import RotaError, StoreCorrupt, StoreReplaced, StoreUnavailable
@@ -76,6 +75,7 @@ class Heartbeats:
         self._closing = threading.Condition()
         self._is_over = False
         self._problem = ""  # why the last turn failed
+        self._faults: dict[Callable[..., None], str] = {}  # why a task failed when it last did this; said once
         self._reading = threading.Lock()  # held while events are handled
         self._cursor = api.journal.cursor()
         self._thread = threading.Thread(target=keeping_author(self._serve), name="rota-heartbeats", daemon=True)
@@ -96,7 +96,7 @@ class Heartbeats:
         heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
         with self._reading:
             for task in self._tasks:  # triggers have a cursor of their own: events may have passed before this start
-                self._guarded(partial(task.on_events, ()), outages=False)
+                self._guarded(task.on_events, (), outages=False)
         while not self._is_over:
             try:
                 cursor = self._api.journal.wait(self._cursor, self._until_due_s(heartbeat_at))
@@ -153,7 +153,7 @@ class Heartbeats:
             self._stop_cancelled(events)
             self._stop_over_budget(events)
             for task in self._tasks:
-                self._guarded(partial(task.on_events, events))
+                self._guarded(task.on_events, events)
             self._cursor = cursor if len(events) < READ_MAX else events[-1].event_id
 
     def _stop_cancelled(self, events: Sequence[Event]) -> None:
@@ -177,17 +177,21 @@ class Heartbeats:
             if (due_s := task.due_in_s()) is not None and due_s <= 0:
                 self._guarded(task.on_due)
 
-    @staticmethod
-    def _guarded(act: Callable[[], None], *, outages: bool = True) -> None:
+    def _guarded(self, act: Callable[..., None], *arguments: object, outages: bool = True) -> None:
         """Let a task act. A fault of one must not keep the events from the others; an outage concerns all."""
+        before = self._faults.pop(act, "")
         try:
-            act()
+            act(*arguments)
         except RotaError as problem:
             if outages and isinstance(problem, StoreUnavailable | StoreReplaced):
                 raise
-            _log.warning("background task: %s; continuing", problem)
-        except Exception:
-            _log.exception("background task: unexpected error; continuing")
+            self._faults[act] = str(problem)
+            if before != str(problem):
+                _log.warning("background task: %s; continuing", problem)
+        except Exception as problem:
+            self._faults[act] = repr(problem)
+            if before != repr(problem):
+                _log.exception("background task: unexpected error; continuing")
 
 
 def _cancelled_by(event: Event) -> list[int]:
