@@ -21,9 +21,9 @@ def random_mix(seed: int) -> tuple[int, list[Hog], dict[str, float]]:
     return cores, hogs, {name: weight for name, weight in groups.items() if any(hog.group == name for hog in hogs)}
 
 
-@pytest.mark.parametrize("seed", [2629, 3033])
-def test_groups_of_members_that_are_each_worth_a_core_get_their_shares(seed: int) -> None:
-    """These two of 1,600 mixes failed when no core was kept for such a member."""
+@pytest.mark.parametrize("seed", [402, 527, 2629, 3033])
+def test_groups_that_need_all_their_members_get_their_shares(seed: int) -> None:
+    """These of 3,700 mixes failed while members of such groups were brought to each other's cores."""
     check_shares(*random_mix(seed))
 
 

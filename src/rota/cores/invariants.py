@@ -31,6 +31,9 @@ def check_invariants(
         _check_masks(core, placement)
         for queue in _queues_of(core, queues):
             _check_sums(queue)
+    for group in queues.groups.values():
+        runnable = sum(len(node.inside) + (node.inside.current is not None) for node in group.nodes.values())
+        _must(group.runnable == runnable, "group {} counts {} members, not {}", group.name, group.runnable, runnable)
     for context in contexts:
         _check_budget(context)
         _check_grants(context, queues)

@@ -34,18 +34,19 @@ behind.
 good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. And
 an entity whose weight is worth a core keeps it alone.
 
-*A group that needs every core it is on keeps them.* A group of ten members that is owed ten cores of sixteen gets them
-only if all its members run all the time: what one of them misses, no other can use later. So while a group is entitled
-to as many cores as it has members on, or more, a core that has only this group takes in no other entity, no member is
-brought from one of its cores to another, and none waits for another. The entitlement is the group's weight times the
-speed of the common time. Without this a member moved was a core lost for a slice, and such a group got 3 % less.
+*A group that needs all its members keeps them apart.* A group of ten members that is owed nine and a half cores of
+sixteen gets them only if all its members run nearly all the time: what one of them misses, no other can use later. A
+member that is brought to another member's core leaves its own to others for a while. So while a group is owed more than
+a core for all its runnable members but one, no member is brought and none waits for another. And while it is owed as
+many cores as it has members on, a core that has only this group takes in no other entity. What a group is owed is its
+weight times the speed of the common time. Without this such groups got 3 to 6 % less.
 
 **The global bound.** A competitor (an entity without a group, or a group) that stays runnable gets its weighted max-min
 share of the cores it may use, to within 2 % and six slices of the normal class, for a group one more for each core that
 it can use at once. The reason: an entity is within one slice of its core's time (the bound of eevdf, which holds
 between migrations); common times differ by `IMBALANCE_MAX_NS` for each pair of loads, plus the slices in progress until
 the next comparison; what is forgiven adds at most `FORGIVEN_FROM_NS` when the population changes. A simulation beside a
-fluid model checks it. Inside a group the members share by weight in the same way, as far as the group has a core to
+fluid model checks it. Inside a group the members share by weight in the same way, as far as the group has a member to
 spare: of ten members that share nine and a half cores, the light one may get more than its part and the others a few
 percent less.
 
@@ -200,10 +201,10 @@ class Placement:
         """A group runs here next: bring the member that is furthest behind on a few other cores, if it is far enough.
 
         Without this a member that is alone on its core would get all that its group gets there. A group that needs all
-        its cores leaves its members where they are: one that came here would leave a core to others.
+        its members leaves them where they are: one that came here would leave a core to others.
         """
         mask = node.group.present & self.open & ~core.bit
-        if not mask or not core.is_open or self._needs_every_core(node.group):
+        if not mask or not core.is_open or self._needs_every_member(node.group):
             return
         node.group.members_time = node.inside.common_time(now)
         mine = node.inside.most_overdue(1)[0]
@@ -221,10 +222,10 @@ class Placement:
     def should_wait(self, core: CoreRecord, node: GroupNode, now: int) -> bool:
         """Whether the next member of a group here should wait for one that is behind it and runs on another core.
 
-        Only a group that is not behind and has a core to spare can wait: others cannot use their share in another way.
+        Only a group that is not behind and has a member to spare can wait: others cannot use their share otherwise.
         """
         mask, here = node.group.present & self.open & ~core.bit, core.fair.time(now)
-        if not mask or not core.is_open or self._needs_every_core(node.group):
+        if not mask or not core.is_open or self._needs_every_member(node.group):
             return False
         if lag(node.virtual_time, node.weight, here) > IMBALANCE_MAX_NS:
             return False
@@ -250,6 +251,11 @@ class Placement:
         """Whether a group is entitled to all the cores on which it has members, or nearly."""
         entitled = group.weight * self._rate  # to so much of one core, in units of SCALE
         return group.present.bit_count() * SCALE <= entitled + entitled // RATE_TOLERANCE
+
+    def _needs_every_member(self, group: GroupRecord) -> bool:
+        """Whether a group gets its share only if all its runnable members run, each on a core of its own."""
+        entitled = group.weight * self._rate
+        return (group.runnable - 1) * SCALE < entitled - entitled // RATE_TOLERANCE
 
     def _next_few(self, core: CoreRecord, mask: int) -> list[CoreRecord]:
         """A few cores of a mask, after the one that a core looked at last."""

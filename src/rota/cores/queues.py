@@ -225,6 +225,7 @@ class Queues:
         entity.home.leave(now)
         node = self._node_of(entity)
         if node is not None:
+            node.group.runnable -= 1
             self._stop_node(node, entity.core, now)
 
     def _stop_node(self, node: GroupNode, core: CoreRecord, now: int) -> None:
@@ -265,7 +266,10 @@ class Queues:
             return
         entity.home.remove(entity, now)
         node = self._node_of(entity)
-        if node is not None and not len(node.inside) and node.entry != NOT_QUEUED:
+        if node is None:
+            return
+        node.group.runnable -= 1
+        if not len(node.inside) and node.entry != NOT_QUEUED:
             entity.core.fair.remove(node, now)
             self._left(node, entity.core)
 
@@ -406,9 +410,12 @@ class Queues:
     def _enter_node(self, entity: Entity, now: int) -> None:
         """The first runnable member of a group on a core makes the group's node runnable."""
         node, fair = self._node_of(entity), entity.core.fair
-        if node is None or node.entry != NOT_QUEUED or fair.current is node:
+        if node is None:
             return
         group = node.group
+        group.runnable += 1
+        if node.entry != NOT_QUEUED or fair.current is node:
+            return
         if group.present:
             fair.enter_moved(node, group.time, self._node_limit_ns(node), now)
         else:  # it has slept: as an entity it has the lag with which it left

@@ -278,6 +278,7 @@ class GroupRecord:
         "nodes",
         "owed",
         "present",
+        "runnable",
         "slice_ns",
         "time",
         "weight",
@@ -292,6 +293,7 @@ class GroupRecord:
         self.nodes: dict[int, GroupNode] = {}  # by core
         self.time = 0  # virtual time of the whole group, as a common time: its usage on all cores by its weight
         self.present = 0  # mask of the cores on which it competes now
+        self.runnable = 0  # members that wait or run there
         self.left_as: GroupNode | None = None  # the node that was the last to leave, when all members slept
         self.owed = 0  # how far that one was behind the time of its queue
         self.members_time = 0  # the common time of its members when it was last read on a core
