@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rota.errors import FleetInvalid
@@ -17,9 +18,10 @@ from rota.fleet.runners.command import CommandRunner
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.cgroup_mounts import hierarchies
 from rota.host.cgroups import Cgroups
+from rota.host.confinement import Confinement
 from rota.host.cpu_groups import CPU_FEATURES
 from rota.host.thread_settings import allowed_cores
-from rota.model.cpu import CpuSettings
+from rota.model.cpu import CpuSettings, core_list
 from rota.model.work import Project
 from tests.host.support import until
 from tests.runners import functions
@@ -104,6 +106,25 @@ def test_cores_that_are_not_there_are_refused_before_the_program_starts(
     outcome = CommandRunner(resources).run(assignment(shell("true"), cpu=asked(cores="98-99")), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "spawn_failed")
     assert "cores 98, 99 cannot be used; usable cores:" in outcome.result["error"]
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="a lease needs two cores")
+@pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False])
+def test_a_program_whose_cores_are_leased_by_others_says_where_it_runs(
+    resources: RunnerResources, channel: RecordingChannel, use_groups: bool
+) -> None:
+    confinement, others = Confinement(), allowed_cores() - {CORE}
+    cpu = msgspec.structs.replace(asked(cores=str(CORE)), confinement=confinement)
+    confinement.set_open(others)
+    try:
+        script = assignment(shell("taskset -pc $$"), cpu=cpu)
+        outcome = CommandRunner(resources, use_groups=use_groups).run(script, channel)
+    finally:
+        confinement.set_open(confinement.usable)
+    assert outcome.exit_kind == "completed"
+    place = CORE if use_groups else core_list(others)
+    assert channel.log_tail().rstrip().endswith(f": {place}")
+    assert channel.advisories[-1].startswith(f"cores {CORE} are leased by other runs: it ")
 
 
 @needs_groups
