@@ -37,9 +37,14 @@ an entity whose weight is worth a core keeps it alone.
 *A group that needs all its members keeps them apart.* A group of ten members that is owed nine and a half cores of
 sixteen gets them only if all its members run nearly all the time: what one of them misses, no other can use later. A
 member that is brought to another member's core leaves its own to others for a while. So while a group is owed more than
-a core for all its runnable members but one, no member is brought and none waits for another. And while it is owed as
-many cores as it has members on, a core that has only this group takes in no other entity. What a group is owed is its
-weight times the speed of the common time. Without this such groups got 3 to 6 % less.
+a core for all its runnable members but one, no member is brought and none waits for another. And if it is owed as many
+cores as it has members on, a core that has only this group takes in no other entity. Without this such groups got 3 to
+6 % less.
+
+What a group or an entity is owed is its weight times the speed of the common time. That is measured on cores whose
+competitors are held back by each other and not by the number of cores they can use: where several compete, or a group
+that has more members than cores. Without the latter, a group that kept its cores by mistake would do so for ever, as no
+core would be left on which others compete with it.
 
 **The global bound.** A competitor (an entity without a group, or a group) that stays runnable gets its weighted max-min
 share of the cores it may use, to within 2 % and six slices of the normal class, for a group one more for each core that
@@ -89,7 +94,7 @@ BALANCE_CORES_MAX = 8  # cores that a core compares itself with when a slice end
 BALANCE_LOOKS_MAX = 4  # entities that it looks at on the one that is furthest behind
 IMBALANCE_MAX_NS = 3_000_000  # service that one core may owe to another before an entity moves
 FORGIVEN_FROM_NS = 12_000_000  # service that it may owe if no entity can move: what is beyond is not owed
-RATE_WINDOW_NS = 50_000_000  # the time over which the speed of the common time is measured
+RATE_WINDOW_NS = 100_000_000  # the time over which the speed of the common time is measured
 RATE_TOLERANCE = 32  # that speed is right to one part in so many
 MOVES_MAX = 64  # entities that one step moves off a core that is offline or leased
 PLACE_LOOKS_MAX = 4  # cores whose loads are compared for an entity that needs another one
@@ -178,9 +183,9 @@ class Placement:
         if not core.is_open or not core.fair.weight:
             return
         only = core.fair.only() if len(core.fair) else core.fair.current
-        if only is None:
+        if only is None or _could_use_another_core(only):
             self._measure(core.fair.common_time(now), now)
-        elif self._is_worth_a_core(only):
+        if only is not None and self._is_worth_a_core(only):
             return
         others = self._next_few(core, self.stealable & self.open & ~core.bit)
         for other in self._behind(core.fair, [(one.fair, one) for one in others], now):
@@ -242,20 +247,17 @@ class Placement:
         return False
 
     def _is_worth_a_core(self, only: Schedulable) -> bool:
-        """Whether the only one on a core is entitled to all of it: an entity, or a group that has no core to spare."""
-        if isinstance(only, GroupNode):
-            return self._needs_every_core(only.group)
-        return only.weight * self._rate >= SCALE
-
-    def _needs_every_core(self, group: GroupRecord) -> bool:
-        """Whether a group is entitled to all the cores on which it has members, or nearly."""
-        entitled = group.weight * self._rate  # to so much of one core, in units of SCALE
-        return group.present.bit_count() * SCALE <= entitled + entitled // RATE_TOLERANCE
+        """Whether the only one on a core is owed all of it: an entity, or a group that is owed all its cores."""
+        owed = only.weight * self._rate  # so much of one core, in units of SCALE
+        if not isinstance(only, GroupNode):
+            return owed >= SCALE
+        held = only.group.present.bit_count() * SCALE
+        return held <= owed + owed // RATE_TOLERANCE and self._needs_every_member(only.group)
 
     def _needs_every_member(self, group: GroupRecord) -> bool:
         """Whether a group gets its share only if all its runnable members run, each on a core of its own."""
-        entitled = group.weight * self._rate
-        return (group.runnable - 1) * SCALE < entitled - entitled // RATE_TOLERANCE
+        owed = group.weight * self._rate
+        return (group.runnable - 1) * SCALE < owed - owed // RATE_TOLERANCE
 
     def _next_few(self, core: CoreRecord, mask: int) -> list[CoreRecord]:
         """A few cores of a mask, after the one that a core looked at last."""
@@ -438,3 +440,8 @@ class Placement:
 def _members_wait(running: object) -> bool:
     """Whether the running entity belongs to a group of which other members wait on the same core."""
     return isinstance(running, GroupNode) and len(running.inside) > 0
+
+
+def _could_use_another_core(only: Schedulable) -> bool:
+    """Whether the only one on a core is a group with more runnable members than cores."""
+    return isinstance(only, GroupNode) and only.group.runnable > only.group.present.bit_count()
