@@ -41,10 +41,9 @@ a core for all its runnable members but one, no member is brought and none waits
 cores as it has members on, a core that has only this group takes in no other entity. Without this such groups got 3 to
 6 % less.
 
-What a group or an entity is owed is its weight times the speed of the common time. That is measured on cores whose
-competitors are held back by each other and not by the number of cores they can use: where several compete, or a group
-that has more members than cores. Without the latter, a group that kept its cores by mistake would do so for ever, as no
-core would be left on which others compete with it.
+What a group or an entity is owed is its weight times the speed of the common time, which is measured on cores where
+several compete. If a group keeps its cores by mistake there may be no such core. But then another group, which has more
+members than cores, is alone on one and its time passes more slowly: the speed is at most that.
 
 **The global bound.** A competitor (an entity without a group, or a group) that stays runnable gets its weighted max-min
 share of the cores it may use, to within 2 % and six slices of the normal class, for a group one more for each core that
@@ -183,8 +182,10 @@ class Placement:
         if not core.is_open or not core.fair.weight:
             return
         only = core.fair.only() if len(core.fair) else core.fair.current
-        if only is None or _could_use_another_core(only):
+        if only is None:
             self._measure(core.fair.common_time(now), now)
+        elif isinstance(only, GroupNode) and only.group.runnable > only.group.present.bit_count():
+            self._measure_slower(core, now)
         if only is not None and self._is_worth_a_core(only):
             return
         others = self._next_few(core, self.stealable & self.open & ~core.bit)
@@ -201,6 +202,14 @@ class Placement:
         if now - at >= RATE_WINDOW_NS:
             self._rate = max(0, common_time - before) // (now - at)
             self._measured = now, common_time
+
+    def _measure_slower(self, core: CoreRecord, now: int) -> None:
+        """Correct the speed of the common time downwards: the core has only a group with more members than cores."""
+        at, before = core.measured
+        if now - at >= RATE_WINDOW_NS:
+            core.measured = now, core.fair.common_time(now)
+            if now - at < 2 * RATE_WINDOW_NS:
+                self._rate = min(self._rate, max(0, core.measured[1] - before) // (now - at))
 
     def bring_member(self, core: CoreRecord, node: GroupNode, now: int, out: list[Decision]) -> None:
         """A group runs here next: bring the member that is furthest behind on a few other cores, if it is far enough.
@@ -440,8 +449,3 @@ class Placement:
 def _members_wait(running: object) -> bool:
     """Whether the running entity belongs to a group of which other members wait on the same core."""
     return isinstance(running, GroupNode) and len(running.inside) > 0
-
-
-def _could_use_another_core(only: Schedulable) -> bool:
-    """Whether the only one on a core is a group with more runnable members than cores."""
-    return isinstance(only, GroupNode) and only.group.runnable > only.group.present.bit_count()

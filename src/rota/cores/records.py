@@ -318,6 +318,7 @@ class CoreRecord:
         "is_ordinary",
         "is_stealable",
         "lease_id",
+        "measured",
         "pinned_work",
         "reschedule_pending",
         "reserved",
@@ -338,6 +339,7 @@ class CoreRecord:
         self.is_online = True
         self.is_open = True  # online and not leased
         self.lease_id: int | None = None
+        self.measured = 0, 0  # an instant, and the common time here: see `placement`
         self.pinned_work: set[str] = set()  # work that the driver does on this core only
         self.idle_since_ns: int | None = 0  # None while an entity runs
         self.idle_ns = 0
