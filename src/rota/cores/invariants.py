@@ -12,7 +12,7 @@ from rota.cores.contexts import SchedulingContexts
 from rota.cores.core_scheduler import CoreScheduler
 from rota.cores.placement import Placement
 from rota.cores.queues import Queues
-from rota.cores.records import ContextRecord, CoreRecord, Entity, GroupNode
+from rota.cores.records import ContextRecord, CoreRecord, Entity, GroupNode, GroupRecord
 from rota.cores.runqueue import RunQueue
 from rota.cores.time_slices import TimeSlices, slice_start_ns
 from rota.model.lifecycle import ContextState, EntityState
@@ -32,8 +32,7 @@ def check_invariants(
         for queue in _queues_of(core, queues):
             _check_sums(queue)
     for group in queues.groups.values():
-        runnable = sum(len(node.inside) + (node.inside.current is not None) for node in group.nodes.values())
-        _must(group.runnable == runnable, "group {} counts {} members, not {}", group.name, group.runnable, runnable)
+        _check_members(group)
     for context in contexts:
         _check_budget(context)
         _check_grants(context, queues)
@@ -81,6 +80,11 @@ def _check_payments(queues: Queues, contexts: SchedulingContexts, slices: TimeSl
 def _queues_of(core: CoreRecord, queues: Queues) -> Iterable[RunQueue]:
     nodes = (group.nodes.get(core.core_id) for group in queues.groups.values())
     return [core.fair, core.background, *(node.inside for node in nodes if node is not None)]
+
+
+def _check_members(group: GroupRecord) -> None:
+    runnable = sum(len(node.inside) + (node.inside.current is not None) for node in group.nodes.values())
+    _must(group.runnable == runnable, "group {} counts {} members, not {}", group.name, group.runnable, runnable)
 
 
 def _check_sums(queue: RunQueue) -> None:

@@ -208,7 +208,7 @@ class Placement:
         at, before = core.measured
         if now - at >= RATE_WINDOW_NS:
             core.measured = now, core.fair.common_time(now)
-            if now - at < 2 * RATE_WINDOW_NS:
+            if now - at < 2 * RATE_WINDOW_NS:  # else it was not so all the time
                 self._rate = min(self._rate, max(0, core.measured[1] - before) // (now - at))
 
     def bring_member(self, core: CoreRecord, node: GroupNode, now: int, out: list[Decision]) -> None:

@@ -252,7 +252,7 @@ class GroupNode(Schedulable):
 
     __slots__ = ("group", "inside", "offset")
 
-    on_fast_path = False
+    on_fast_path = False  # only entities take it
 
     def __init__(self, key: int, group: GroupRecord, inside: RunQueue) -> None:
         super().__init__(key, group.weight, group.slice_ns)

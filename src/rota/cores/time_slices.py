@@ -158,9 +158,9 @@ class TimeSlices:
         if payer.island is not None and self._overruns(payer, donor, ran_ns, now):
             payer.has_overrun = True
             self._timers.set(payer.island, now)
-        # a reservation counts from the activation, so that being delayed once does not delay every later one
         if payer.is_shared:
             self.return_grant(donor, payer, now)
+        # a reservation counts from the activation, so that being delayed once does not delay every later one
         payer.settle(ran_ns, donor.woken_at_ns if donor.band > NORMAL else began_ns, now)
 
     def return_grant(self, donor: Entity, payer: ContextRecord, now: int) -> None:

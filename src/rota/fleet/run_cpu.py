@@ -16,7 +16,7 @@ from rota.host.confinement import Confinement
 from rota.host.cpu_groups import CpuOwner, Where, cpu_states, niceness, run_scheduling
 from rota.host.thread_settings import Scheduling
 from rota.model.agent_settings import AgentSettings
-from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, read_cpu
+from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, read_cpu
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
 
 __all__ = ["NO_GROUPS", "RunCpu", "run_cpu"]
@@ -43,12 +43,30 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         nice = 0 if support["weight"].works else niceness(self._weight())
         return run_scheduling(self.own, nice=nice)
 
-    def affinity(self) -> frozenset[int] | None:
+    def affinity(self, support: Mapping[Feature, FeatureSupport]) -> frozenset[int] | None:
         """Return the cores that its first process starts on: it is moved into its group only a moment later."""
         allowed = self.allowed
         if self.leased is not None or allowed is None or self.confinement is None:
             return self.leased or allowed
+        if self._cores_are_leased and support["cores"].works:
+            return allowed
         return self.confinement.open_of(allowed)
+
+    def leased_by_others(self, support: Mapping[Feature, FeatureSupport]) -> Iterator[str]:
+        """Say where it runs if all its cores are leased by other runs."""
+        if not self._cores_are_leased or self.allowed is None or self.confinement is None:
+            return
+        leased = f"cores {core_list(self.allowed)} are leased by other runs"
+        if support["cores"].works:
+            yield f"{leased}: it shares them, because its control group has no others"
+        else:
+            yield f"{leased}: it runs on {core_list(self.confinement.open_cores)} until they are returned"
+
+    @property
+    def _cores_are_leased(self) -> bool:
+        if self.leased is not None or self.allowed is None or self.confinement is None:
+            return False
+        return not self.allowed & self.confinement.open_cores
 
     @property
     def allowed(self) -> frozenset[int] | None:

@@ -46,12 +46,13 @@ class SupervisedCores:
     def execute(self, run: LiveRun, execute: Callable[[], RunOutcome]) -> RunOutcome:
         """Execute a run with the cores that it is granted; if it is refused, it goes back to the queue."""
         cpu, entry = run.assignment.cpu, run.entry
-        if cpu is None or not (cpu.own.cores or needs_grant(cpu.own)):
+        asks = cpu is not None and needs_grant(cpu.own)
+        if cpu is None or not (asks or cpu.own.cores):
             return execute()
         confinement, host = self._here()
         cpu = msgspec.structs.replace(cpu, confinement=confinement)
         run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
-        if not needs_grant(cpu.own):
+        if not asks:
             return execute()
         assert entry.token is not None  # noqa: S101  # it was claimed
         try:

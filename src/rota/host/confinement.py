@@ -64,7 +64,7 @@ class Confinement:
         """Let a session that has started use its leased cores, and leave it alone."""
         with self._lock:
             self._owners.add(leader)
-            for pid in _session(leader):
+            for pid in _tree(leader):
                 with suppress(RotaError):  # it has ended, or its group has other cores
                     pin(pid, cores)
 
@@ -72,8 +72,9 @@ class Confinement:
         """A session has started that may use these cores: confine it as leases are now."""
         with self._lock:
             wanted = self.open_of(cores)
-            for pid in _session(leader):
-                self._before[pid] = cores
+            if self._open != self.usable:
+                self._before[leader] = cores  # what it starts has the cores of its parent
+            for pid in _tree(leader):
                 with suppress(RotaError):  # it has ended, or its group has other cores
                     if allowed_cores(pid) != wanted:
                         pin(pid, wanted)
@@ -89,8 +90,8 @@ class Confinement:
         done: set[int] = set()
         parents_had = [inherited]
         for _round in range(ROUNDS_MAX):
-            owned = {pid for leader in self._owners for pid in _session(leader)}
-            new = [pid for pid in _session(os.getpid()) if pid not in owned and pid not in done]
+            owned = {pid for leader in self._owners for pid in _tree(leader)}
+            new = [pid for pid in _tree(os.getpid()) if pid not in owned and pid not in done]
             if not new:
                 break
             for pid in new:  # parents first
@@ -115,6 +116,6 @@ def _open_of(cores: frozenset[int], opened: frozenset[int]) -> frozenset[int]:
     return (cores & opened) or opened
 
 
-def _session(leader: int) -> list[int]:
+def _tree(leader: int) -> list[int]:
     """A process and everything that it started, parents before their children."""
     return [leader, *descendants_of(leader)]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from rota.errors import HostError
 from rota.fleet.run_cpu import NO_GROUPS, RunCpu
 from rota.fleet.runners.contract import Assignment
 from rota.fleet.runners.resources import RunnerResources
-from rota.host.cgroup_files import Feature
-from rota.host.cgroups import ControlGroup, FeatureSupport
+from rota.host.cgroups import ControlGroup
 from rota.host.cpu_groups import Where
 from rota.host.session import Session
 from rota.host.thread_settings import check_cores
-from rota.model.cpu import core_list
 
 __all__ = ["CpuHold"]
 
@@ -41,8 +37,8 @@ class CpuHold:
         advisories += [told for told, state in states if state != "enforced"]
         self.enforced = [told for told, state in states if state == "enforced"]  # in words
         self.scheduling = cpu.scheduling(support)
-        self.cores = cpu.affinity()
-        advisories += self._all_leased(support)
+        self.cores = cpu.affinity(support)
+        advisories += cpu.leased_by_others(support)
         self._quotas = cpu.signalled_quotas(support) if where == "program" else {}
 
     def _enter(self, assignment: Assignment, advisories: list[str]) -> ControlGroup | None:
@@ -55,18 +51,6 @@ class CpuHold:
             return None
         advisories += groups.advisories(self._cpu.owners)
         return group
-
-    def _all_leased(self, support: Mapping[Feature, FeatureSupport]) -> Iterator[str]:
-        """Say what happens to a run whose cores are all leased by others."""
-        confinement, allowed = self._cpu.confinement, self._cpu.allowed
-        if confinement is None or allowed is None or self._cpu.leased is not None or allowed & confinement.open_cores:
-            return
-        leased = f"cores {core_list(allowed)} are leased by other runs"
-        if support["cores"].works:
-            self.cores = allowed
-            yield f"{leased}: it shares them, because its control group has no others"
-        else:
-            yield f"{leased}: it runs on {core_list(confinement.open_cores)} until they are returned"
 
     def started(self, session: Session) -> None:
         """The session runs."""
