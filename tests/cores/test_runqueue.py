@@ -52,7 +52,7 @@ class PlainQueue:
     def enter(self, schedulable: PlainSchedulable, now: int) -> None:
         time, total = self.time(now), sum(one.weight for one in self.present())
         owed = self._still_owed(schedulable, self.owed.get(key_of(schedulable), 0), now)
-        start = time.whole - owed * (total + schedulable.weight) // total if total and owed else time.whole
+        start = time.whole + -owed * (total + schedulable.weight) // total if total and owed else time.whole
         self.waiting[key_of(schedulable)] = schedulable._replace(virtual_time=start)
 
     def _still_owed(self, schedulable: PlainSchedulable, owed: int, now: int) -> int:
@@ -220,7 +220,7 @@ def test_a_schedulable_keeps_its_lag_while_it_is_away(weight: int, owed: int, sl
     for one in company:
         queue.enter(one, 0)
     queue.take(0)
-    sleeper.owed = owed
+    sleeper.ahead = -owed
     queue._forgiven_at_ns = slept_ns  # nothing is left to forgive
     queue.enter(sleeper, slept_ns)
     time = queue.time(slept_ns)

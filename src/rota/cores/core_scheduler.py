@@ -104,7 +104,7 @@ class CoreScheduler:
         if not core.is_stealable:
             self._placement.mark_stealable(core)
         # `should_preempt`, inlined: one without a debt is eligible
-        if entity.owed < 0 or entity.virtual_time + entity.span >= current.virtual_time + current.span:
+        if entity.ahead > 0 or entity.virtual_time + entity.span >= current.virtual_time + current.span:
             return _NOTHING
         return self.request_reschedule(core)
 

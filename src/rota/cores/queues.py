@@ -245,7 +245,7 @@ class Queues:
         group = node.group
         group.present &= ~core.bit
         if not group.present:
-            group.left_as, group.owed = node, node.owed
+            group.left_as, group.ahead = node, node.ahead
 
     def put_back(self, entity: Entity, now: int) -> None:
         """The running entity gives up its core and waits there for another slice."""
@@ -342,12 +342,12 @@ class Queues:
         if entity.entry != NOT_QUEUED or entity.home.current is entity:
             entity.home.reweigh(entity, weight, slice_ns, now)
             return
-        entity.owed = entity.owed * entity.weight // weight
+        entity.ahead = entity.ahead * entity.weight // weight
         entity.set_share(weight, slice_ns)
 
     def reweigh_group(self, group: GroupRecord, weight: int, now: int) -> None:
         """Change the weight of a group on every core; its lag stays the same."""
-        group.owed = group.owed * group.weight // weight
+        group.ahead = group.ahead * group.weight // weight
         group.weight = weight
         running = [(self.cores[core_id].fair, node) for core_id, node in group.nodes.items()]
         for fair, node in running:
@@ -382,7 +382,7 @@ class Queues:
         queue = self._queue(entity)
         if entity.home is not queue:
             entity.home = queue
-            entity.virtual_time = queue.time(now).whole - entity.owed
+            entity.virtual_time = queue.time(now).whole + entity.ahead
         return queue
 
     def _queue(self, entity: Entity) -> RunQueue:
@@ -422,8 +422,8 @@ class Queues:
             if not fair.weight:
                 fair.rebase(self.common_time)
             if node is not group.left_as:
-                node.virtual_time = fair.time(now).whole - group.owed
-            node.owed = group.owed
+                node.virtual_time = fair.time(now).whole + group.ahead
+            node.ahead = group.ahead
             fair.enter(node, now)
             group.time = node.virtual_time + fair.base
         group.present |= entity.core.bit

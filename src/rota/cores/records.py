@@ -270,13 +270,13 @@ class GroupRecord:
     """The entities of one process, session or project."""
 
     __slots__ = (
+        "ahead",
         "context",
         "left_as",
         "members",
         "members_time",
         "name",
         "nodes",
-        "owed",
         "present",
         "runnable",
         "slice_ns",
@@ -295,7 +295,7 @@ class GroupRecord:
         self.present = 0  # mask of the cores on which it competes now
         self.runnable = 0  # members that wait or run there
         self.left_as: GroupNode | None = None  # the node that was the last to leave, when all members slept
-        self.owed = 0  # how far that one was behind the time of its queue
+        self.ahead = 0  # how far that one was ahead of the time of its queue
         self.members_time = 0  # the common time of its members when it was last read on a core
 
 

@@ -73,12 +73,12 @@ class Schedulable:
     """An entity or a group that competes for a core."""
 
     __slots__ = (
-        "credit_max",
+        "ahead",
+        "ahead_min",
         "entry",
         "entry_span",
         "key",
         "last_start_ns",
-        "owed",
         "slice_ns",
         "span",
         "tail",
@@ -91,13 +91,13 @@ class Schedulable:
         self.tail = key << INDEX_BITS  # plus its index, once it has one
         self.entry = NOT_QUEUED
         self.virtual_time = 0
-        self.owed = 0  # while it is in no queue: how far its virtual time was behind the queue's time when it left
+        self.ahead = 0  # while it is in no queue: how far its virtual time was ahead of the queue's when it left
         self.last_start_ns = 0
         self.set_share(weight, slice_ns)
 
     def set_share(self, weight: int, slice_ns: int) -> None:
         """Set the weight and slice. For a queued schedulable only `RunQueue.reweigh` may call this."""
-        self.weight, self.slice_ns, self.span, self.credit_max, self.entry_span = _share(weight, slice_ns)
+        self.weight, self.slice_ns, self.span, self.ahead_min, self.entry_span = _share(weight, slice_ns)
 
 
 @lru_cache(SHARES_CACHED_MAX)
@@ -107,8 +107,8 @@ def _share(weight: int, slice_ns: int) -> tuple[int, int, int, int, int]:
     Schedulables with equal shares have the same integer objects, so that these stay in the processor's cache.
     """
     to_deadline = span(slice_ns, weight)  # from its virtual time to its virtual deadline
-    credit_max = span(max(slice_ns, CREDIT_MAX_NS), weight)  # what it may be behind when it leaves
-    return weight, slice_ns, to_deadline, credit_max, to_deadline << TAIL_BITS
+    ahead_min = -span(max(slice_ns, CREDIT_MAX_NS), weight)  # it is not further behind when it leaves
+    return weight, slice_ns, to_deadline, ahead_min, to_deadline << TAIL_BITS
 
 
 class IndexTable:
@@ -196,14 +196,14 @@ class RunQueue:
             self._span_max = schedulable.span  # it is alone: it owes nothing to another one
             self.enter_at(schedulable, self._clock)
             return
-        owed = schedulable.owed
-        if owed < 0 and time >= schedulable.virtual_time:  # the queue's time has passed its debt
-            debt = owed * own  # negative, as the debt is
-            if debt >= (self._forgiven_at_ns - now) * FORGIVEN_PER_NS and self._forgive(debt, now):
-                schedulable.owed = owed = 0
+        ahead = schedulable.ahead
+        if ahead > 0 and time >= schedulable.virtual_time:  # the queue's time has passed its debt
+            debt = ahead * own
+            if debt <= (now - self._forgiven_at_ns) * FORGIVEN_PER_NS and self._forgive(debt, now):
+                schedulable.ahead = ahead = 0
         # joining moves the queue's time towards the newcomer, which is taken into account
         joined = weight + own
-        virtual_time = time - owed * joined // weight
+        virtual_time = time + ahead * joined // weight
         if not self._is_eevdf:
             self.enter_at(schedulable, virtual_time)
             return
@@ -224,7 +224,7 @@ class RunQueue:
 
     def _forgive(self, debt: int, now: int) -> bool:
         """Use up what may be forgiven now; return whether it was enough."""
-        at_ns = max(self._forgiven_at_ns, now - FORGIVEN_WINDOW_NS) - debt // FORGIVEN_PER_NS
+        at_ns = max(self._forgiven_at_ns, now - FORGIVEN_WINDOW_NS) - (-debt // FORGIVEN_PER_NS)  # rounded up
         if at_ns > now:
             return False
         self._forgiven_at_ns = at_ns
@@ -242,9 +242,9 @@ class RunQueue:
             current.virtual_time = after = before - (self._since_ns - now) * SCALE // own  # `charged`, inlined
             self.weight = others = weight - own
             self.weighted = weighted = weighted - own * before
-            # the queue's time less its own: (weighted + own * after) // weight - after, with fewer products
-            owed, most = (weighted - others * after) // weight, current.credit_max
-            current.owed = owed if owed < most else most  # noqa: FURB136  # min() costs a call at every stop
+            # rarely negative, and neither is a number that is divided here: dividing those takes Python twice the time
+            ahead, least = after - (weighted + own * after) // weight, current.ahead_min
+            current.ahead = ahead if ahead > least else least  # noqa: FURB136  # max() costs a call at every stop
             if not others:
                 self._clock, self.current = after, None
                 return None
@@ -302,7 +302,7 @@ class RunQueue:
 
     def _take_out(self, schedulable: Schedulable, time: int) -> None:
         """Take a schedulable out of the sums; it keeps its debt, and its credit up to a limit."""
-        schedulable.owed = min(time - schedulable.virtual_time, schedulable.credit_max)
+        schedulable.ahead = max(schedulable.virtual_time - time, schedulable.ahead_min)
         self.weight -= schedulable.weight
         self.weighted -= schedulable.weight * schedulable.virtual_time
         if not self.weight:
