@@ -124,6 +124,27 @@ def test_the_threads_of_a_process_share_what_it_gets_by_their_weights() -> None:
     assert got[3:] == pytest.approx([40] * 5, abs=3)
 
 
+def test_a_group_that_no_longer_needs_every_member_shares_by_weight_again() -> None:
+    """Three members are owed 2.9 cores and keep apart. Then the other group weighs more, and they are owed two."""
+    engine = CoresEngine(cores=6)
+    simulation = Simulation(engine, observe=False)
+    engine.add_group("few", weight=2_000)
+    engine.add_group("others", weight=1_500)
+    weights = [("single", 9, None), ("a", 3, "few"), ("b", 2, "few"), ("c", 2, "few")]
+    entities = {}
+    for name, weight, group in [*weights, *((f"o{number}", 1, "others") for number in range(5))]:
+        entities[name] = engine.spawn(weight=weight * 1000, group=group)
+        simulation.add(HogThread(name, entities[name], random.Random(0)))
+    simulation.run(600 * MS)
+    engine.reweigh_group("others", 3_000)
+    simulation.run(1_000 * MS)
+    before = [engine.account(entities[name], simulation.now).runtime_ns for name in "abc"]
+    simulation.run(3_000 * MS)
+    after = [engine.account(entities[name], simulation.now).runtime_ns for name in "abc"]
+    got = [(end - start) / (20 * MS) for start, end in zip(before, after, strict=True)]
+    assert got == pytest.approx([85.7, 57.1, 57.1], abs=3)
+
+
 def test_a_group_of_one_keeps_what_it_is_owed_when_it_moves() -> None:
     """Its only member leaves one core before it comes to the other: the group has not gone to sleep meanwhile."""
     hogs = [Hog("a", 1, "pair"), Hog("b", 1, "pair"), Hog("single", 7, "one")]

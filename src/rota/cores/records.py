@@ -276,6 +276,7 @@ class GroupRecord:
         "members",
         "members_time",
         "name",
+        "needs_all",
         "nodes",
         "present",
         "runnable",
@@ -294,6 +295,7 @@ class GroupRecord:
         self.time = 0  # virtual time of the whole group, as a common time: its usage on all cores by its weight
         self.present = 0  # mask of the cores on which it competes now
         self.runnable = 0  # members that wait or run there
+        self.needs_all = False  # whether it needed every one of them when that was last asked: see `placement`
         self.left_as: GroupNode | None = None  # the node that was the last to leave, when all members slept
         self.ahead = 0  # how far that one was ahead of the time of its queue
         self.members_time = 0  # the common time of its members when it was last read on a core
