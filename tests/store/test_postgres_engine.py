@@ -27,6 +27,7 @@ from rota.store.migrations import LATEST
 from rota.store.postgres import PostgresStore
 from rota.store.postgres_pipeline import UNREAD_MAX
 from rota.store.statements.file import META_GET, META_SET
+from rota.store.statements.journal import EVENT_APPEND
 from tests.postgres_server import PostgresServer, shared_dsn
 from tests.store import postgres_children as children
 from tests.store.world import PATIENCE_S, Caller
@@ -157,6 +158,47 @@ def test_what_another_process_wrote_is_noticed_in_the_next_turn(url: str, opened
     with contextlib.closing(open_postgres(url)) as other:
         other.write(put("word", "foreign"))
     assert opened.write(lambda tx: tx.foreign_version) == version + 1
+
+
+def test_everyday_work_of_another_process_leaves_what_is_remembered(url: str, opened: PostgresStore) -> None:
+    def versions(tx: Transaction) -> tuple[int, int]:
+        return tx.foreign_version, tx.facts_version
+
+    def entry_done(tx: Transaction) -> None:
+        tx.insert(EVENT_APPEND, (None, 0.0, "kernel.run.ended", "{}", None, None, "me"))
+
+    foreign, facts = opened.write(versions)
+    opened.write(put("word", "own"))
+    opened.write(entry_done)
+    assert opened.write(versions) == (foreign, facts)
+    with contextlib.closing(open_postgres(url)) as other:
+        other.write(entry_done)
+        assert opened.write(versions) == (foreign + 1, facts)
+        other.write(put("word", "foreign"))
+        other.write(entry_done)
+        assert opened.write(versions) == (foreign + 2, facts + 1)
+
+
+def test_what_was_foretold_is_read_in_one_more_trip_at_most(url: str, opened: PostgresStore) -> None:
+    """It is read with the first trip while others keep changing it, and with a second one if they begin to."""
+    opened.foretell([(META_GET, ("word",))])
+
+    def read(tx: Transaction) -> list[Any]:
+        assert tx.facts_version  # what a cache asks first
+        return tx.run(META_GET, ("word",))
+
+    trips = []
+    with contextlib.closing(open_postgres(url)) as other:
+        for word in ("one", "two", None, None, "three", "four"):
+            if word is not None:
+                other.write(put("word", word))
+            before = opened._engine.pipeline.trips
+            if word is None:
+                opened.write(lambda tx: tx.facts_version)
+            else:
+                assert opened.write(read) == [(word,)]
+            trips.append(opened._engine.pipeline.trips - before)
+    assert trips == [1, 1, 1, 1, 2, 1]
 
 
 def test_a_reader_does_not_wait_for_the_holder_of_the_turn(opened: PostgresStore) -> None:

@@ -22,7 +22,7 @@ by more than `JUMP_MIN_S`, that transaction first moves every such instant by th
 (from which replay moves the contexts). So in every committed state all instants belong to the stored difference:
 
 - Two processes move nothing twice. Write transactions run one after the other, and the second finds the difference
-  that the first has stored. What a process remembers of it is valid until another connection has written.
+  that the first has stored. What a process remembers of it is valid until another connection has changed it.
 - Small steps do not add up: each reading is compared with the stored difference, not with the previous reading.
 - A process that is interrupted between the two readings sees a wrong difference; so before it is believed, the clocks
   are read again, and of several pairs of readings the closest counts.
@@ -75,7 +75,7 @@ def jump_ms(by_s: float) -> int:
 def compare_clocks(tx: Transaction, env: KernelEnvironment, now: float, ahead_s: float) -> float:
     """Compare the clocks with what the store has, and move what has to move; returns the time."""
     known = env.clock_offset
-    known.foreign_version = -1  # until all of it is done
+    known.facts_version = -1  # until all of it is done
     boot_id, _, text = (read_setting(tx, OFFSET_KEY) or "").partition(" ")
     stored_s = _number(text) if boot_id == known.boot_id else None
     if stored_s is None:  # the first transaction on this file or since the boot
@@ -95,8 +95,8 @@ def compare_clocks(tx: Transaction, env: KernelEnvironment, now: float, ahead_s:
     if by_s:
         _move(tx, env, by_s, now)
         write_setting(tx, SEEN_KEY, repr(now))
-    known.offset_s, known.foreign_version = stored_s, tx.foreign_version
-    tx.effects.on_rollback.append(lambda: setattr(known, "foreign_version", -1))
+    known.offset_s, known.facts_version = stored_s, tx.facts_version
+    tx.effects.on_rollback.append(lambda: setattr(known, "facts_version", -1))
     return now
 
 

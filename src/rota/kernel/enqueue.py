@@ -166,6 +166,7 @@ class Enqueuing(Entries):
         rows: list[tuple[Any, ...]] = []  # written together, at half the cost of one by one (batch-100)
         held: list[int] = []  # indexes of those that are not ready yet
         owners: list[tuple[int, str | None]] = []
+        is_timed = False
         limits: set[tuple[str, str | None]] = set()  # that were looked up for an earlier entry
         for index, new in enumerate(batch):
             spec = new.spec
@@ -185,8 +186,9 @@ class Enqueuing(Entries):
             rows.append(_row(new, agent.project_id, now, hold))
             owners.append((spec.pid, agent.project_id))
             if hold is not None or spec.deadline is not None:
+                is_timed = True
                 cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
-        first_id = tx.insert_many(sql.ENQUEUE, rows)
+        first_id = tx.insert_many(sql.ENQUEUE_TIMED if is_timed else sql.ENQUEUE, rows)
         ids = [first_id] if len(rows) == 1 else list(range(first_id, first_id + len(rows)))
         holds = {"time": [ids[index] for index in held]} if held else {}
         _record(tx, batch, EntriesEnqueued(first_id=first_id, count=len(rows), held=holds), now)
@@ -202,14 +204,16 @@ class Enqueuing(Entries):
             return None
         hold = "time" if spec.runnable_at > now else None
         row = _row(new, agent.project_id, now, hold)
+        is_timed = hold is not None or spec.deadline is not None
+        statement = sql.ENQUEUE_TIMED if is_timed else sql.ENQUEUE
         sched_id: int | None
         if spec.key is None:
-            sched_id = tx.insert(sql.ENQUEUE, row)
+            sched_id = tx.insert(statement, row)
         else:
-            sched_id = tx.insert_unless(sql.ENQUEUE, row, (sql.BY_KEY, (spec.key, agent.project_id)))
+            sched_id = tx.insert_unless(statement, row, (sql.BY_KEY, (spec.key, agent.project_id)))
         if sched_id is None:
             return None
-        if hold is not None or spec.deadline is not None:
+        if is_timed:
             cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
         held = {hold: [sched_id]} if hold else {}
         _record(tx, (new,), EntriesEnqueued(first_id=sched_id, count=1, held=held), now)
@@ -277,7 +281,7 @@ class Enqueuing(Entries):
         if spec.account is not None:
             check_account(tx, spec.account, project_id)
         path, account = _call_path(tx, spec.parent_id, reaches_from)
-        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, path, account))
+        sched_id = tx.insert(sql.ENQUEUE_TIMED, _row(new, project_id, now, hold, path, account))
         if hold is None and spec.affinity is not None:
             hold = self._hold_for_worker(tx, sched_id, spec, now)
         if predecessors:

@@ -6,12 +6,17 @@ them. It must never be wrong, so:
 
 - a write that may change any of it (`write`) drops the cache; the writes of every day (enqueue, claim, end of a run) do
   not, and adjust the due summary by what they did (`lower_due_summary`, `drop_due_summary`);
-- a commit of another process or connection drops it (`Transaction.foreign_version`);
+- a commit of another process or connection drops it (`Transaction.foreign_version`), except for one of every day, if
+  the store can tell (`Transaction.facts_version`);
 - what was read in a transaction that was rolled back is dropped.
 
 A pass that keeps a picture of the queue between claims (the first entry of each project, say) must learn what changed
-since. So the writes of every day also record the owners whose entries or usage they *touch*, and whatever drops the
-cache starts a new *generation*, in which such a pass reads everything again.
+since. So the writes of every day also record the owners whose entries or usage they *touch*. Whatever drops the cache,
+and every commit of others, starts a new *generation*, in which such a pass reads everything again.
+
+**What others do every day** may only add instants to the due summary: a claim of theirs expires, usage leaves a window.
+So while others write, a cached due summary is read again after `DUE_AGAIN_S`; that is how late this process may notice
+such an instant. An entry with a time or a deadline is not an everyday write, and is noticed at once.
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ from rota.store.statements.file import META_GET
 
 __all__ = [
     "ALIVE_S",
+    "DUE_AGAIN_S",
     "OFFSET_KEY",
     "OWNERS_MAX",
     "SEEN_EVERY_S",
@@ -65,6 +71,7 @@ __all__ = [
 
 ALIVE_S = 300.0  # how long after it was last seen a worker without claims counts as alive
 WORKERS_MAX = 10_000  # workers remembered; the one first seen is dropped first
+DUE_AGAIN_S = 1.0  # how long a due summary counts while others write
 OWNERS_MAX = 20_000  # agents cached, and projects cached
 SEEN_EVERY_S = 10.0  # how old the stored wall-clock time may become while there is work
 SEEN_KEY = "clock_seen_at"  # the setting in the store that holds it
@@ -107,10 +114,10 @@ class KernelEnvironment(NamedTuple):
         A transaction that writes an instant a duration from now, or acts on one, has to use it (see clock_jumps.py).
         Without `writes` it may write nothing; it then calls `note_time` if it does.
         """
-        known, version = self.clock_offset, tx.foreign_version  # before the clock: this may wait for other processes
+        known, version = self.clock_offset, tx.facts_version  # before the clock: this may wait for other processes
         now = self.clock.now()
         ahead_s = now - self.clock.monotonic()
-        if known.foreign_version != version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
+        if known.facts_version != version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
             now = known.compare(tx, self, now, ahead_s)
         if writes and not known.seen_at <= now < known.seen_at + SEEN_EVERY_S:
             self.note_time(tx, now)
@@ -247,12 +254,16 @@ class KernelCache:
     """
 
     __slots__ = (
-        "_agents", "_due", "_foreign_version", "_generation", "_policy", "_projects", "_share_window_s", "_touched",
+        "_agents", "_due", "_due_again_at", "_due_version", "_facts_version", "_foreign_version", "_generation",
+        "_policy", "_projects", "_share_window_s", "_touched",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._foreign_version = -1  # of the transaction in which the cache was last used
+        self._facts_version = -1  # of the transaction in which the cache was last used
+        self._foreign_version = -1  # of the one in which the record of touched owners was last used
         self._due: DueSummary | None = None
+        self._due_version = -1  # the `foreign_version` of the transaction in which it was last true
+        self._due_again_at = 0.0  # when it has to be read again, if others have written since
         self._policy: StorePolicy | None = None
         self._share_window_s: float | None = None
         self._agents: dict[int, CachedAgent] = {}
@@ -272,22 +283,33 @@ class KernelCache:
 
     def _start_over(self, tx: Transaction) -> None:
         """Drop everything, because another connection has written since the last use."""
-        self._foreign_version = tx.foreign_version
+        self._facts_version = tx.facts_version
         self.invalidate()
+
+    def _note_foreign(self, tx: Transaction) -> None:
+        """Start a new generation if another connection has written since the last use."""
+        if self._foreign_version != tx.foreign_version:
+            self._foreign_version = tx.foreign_version
+            self._start_generation()
 
     # --- the due summary
 
     def due_summary(self, tx: Transaction) -> DueSummary | None:
         """Return the cached due summary, or None."""
-        if self._foreign_version != tx.foreign_version:
+        if self._facts_version != tx.facts_version:
             self._start_over(tx)
-        return self._due
+        due = self._due
+        if due is not None and self._due_version != tx.foreign_version:
+            self._due_version = tx.foreign_version
+            if due.expires_at is None or due.expires_at > self._due_again_at:
+                self._due = due = due._replace(expires_at=self._due_again_at)
+        return due
 
-    def set_due_summary(self, tx: Transaction, due: DueSummary) -> None:
+    def set_due_summary(self, tx: Transaction, due: DueSummary, now: float) -> None:
         """Cache a due summary that was just read."""
-        if self._foreign_version != tx.foreign_version:
+        if self._facts_version != tx.facts_version:
             self._start_over(tx)
-        self._due = due
+        self._due, self._due_version, self._due_again_at = due, tx.foreign_version, now + DUE_AGAIN_S
         tx.effects.on_rollback.append(self.invalidate)
 
     def drop_due_summary(self) -> None:
@@ -324,7 +346,7 @@ class KernelCache:
 
     def store_policy(self, tx: Transaction) -> StorePolicy:
         """Return the policy of the store, if one was given, and what sharing counts."""
-        if self._foreign_version != tx.foreign_version:
+        if self._facts_version != tx.facts_version:
             self._start_over(tx)
         if self._policy is None:
             self._policy = read_store_policy(tx)
@@ -333,7 +355,7 @@ class KernelCache:
 
     def share_window_s(self, tx: Transaction) -> float:
         """Return how long a run counts in the share of its project."""
-        if self._foreign_version != tx.foreign_version:
+        if self._facts_version != tx.facts_version:
             self._start_over(tx)
         if self._share_window_s is None:
             self._share_window_s = share_window_s(tx)
@@ -344,13 +366,13 @@ class KernelCache:
 
     def cached_agents(self, tx: Transaction) -> dict[int, CachedAgent]:
         """Return the agents that are cached."""
-        if self._foreign_version != tx.foreign_version:
+        if self._facts_version != tx.facts_version:
             self._start_over(tx)
         return self._agents
 
     def agents(self, tx: Transaction, pids: Collection[int]) -> dict[int, CachedAgent]:
         """Return cached agents, these and others; agents that do not exist are missing."""
-        if self._foreign_version != tx.foreign_version:
+        if self._facts_version != tx.facts_version:
             self._start_over(tx)
         wanted = [pid for pid in pids if pid not in self._agents]
         if wanted:
@@ -364,13 +386,13 @@ class KernelCache:
 
     def project(self, tx: Transaction, project_id: str) -> CachedProject | None:
         """Return one project."""
-        if self._foreign_version != tx.foreign_version:
+        if self._facts_version != tx.facts_version:
             self._start_over(tx)
         return self._projects.get(project_id) or self.projects(tx, (project_id,)).get(project_id)
 
     def projects(self, tx: Transaction, project_ids: Collection[str]) -> dict[str, CachedProject]:
         """Return cached projects, these and others."""
-        if self._foreign_version != tx.foreign_version:
+        if self._facts_version != tx.facts_version:
             self._start_over(tx)
         wanted = [project_id for project_id in project_ids if project_id not in self._projects]
         if wanted and not self._projects:
@@ -403,14 +425,12 @@ class KernelCache:
 
     def mark(self, tx: Transaction) -> ChangeMark:
         """Return the present position, for `touched_since`."""
-        if self._foreign_version != tx.foreign_version:
-            self._start_over(tx)
+        self._note_foreign(tx)
         return ChangeMark(self._generation, len(self._touched))
 
     def touched_since(self, tx: Transaction, mark: ChangeMark | None) -> list[tuple[int, str | None]] | None:
         """Return the (pid, project) touched since a mark; None if anything may have changed."""
-        if self._foreign_version != tx.foreign_version:
-            self._start_over(tx)
+        self._note_foreign(tx)
         if mark is None or mark.generation != self._generation:
             return None
         return self._touched[mark.position :]
@@ -480,12 +500,12 @@ class ClockOffset:
     `compare` is called if it is not known or no longer true; it returns the time.
     """
 
-    __slots__ = ("boot_id", "compare", "foreign_version", "offset_s", "seen_at")
+    __slots__ = ("boot_id", "compare", "facts_version", "offset_s", "seen_at")
 
     def __init__(self, clock: Clock, compare: Compare) -> None:
         self.compare = compare
         self.boot_id = clock.boot_id()
-        self.foreign_version = -1  # of the transaction in which it was read: a later one may find another
+        self.facts_version = -1  # of the transaction in which it was read: a later one may find another
         self.offset_s = 0.0
         self.seen_at = -math.inf  # the last wall-clock time that this process has stored
 

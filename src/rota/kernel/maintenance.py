@@ -75,15 +75,15 @@ class Maintenance:
             self._do_due(tx, due, now, sweeps)
             due = read_due_summary(tx)
         if now_from_clock:
-            self._env.cache.set_due_summary(tx, due)
+            self._env.cache.set_due_summary(tx, due, now)
         else:
             self._env.cache.invalidate()
         return due
 
-    def remember_due(self, tx: Transaction) -> None:
+    def remember_due(self, tx: Transaction, now: float) -> None:
         """Read the due summary unless it is cached: before runs end, whose changes adjust it."""
         if self._env.cache.due_summary(tx) is None:
-            self._env.cache.set_due_summary(tx, read_due_summary(tx))
+            self._env.cache.set_due_summary(tx, read_due_summary(tx), now)
 
     def _do_due(self, tx: Transaction, due: DueSummary, now: float, sweeps: bool) -> None:
         env = self._env

@@ -261,7 +261,7 @@ class Dispatcher:
         kernel, now = self.kernel, self.kernel.env.read_clock(tx, writes=False)
         ahead: list[Row] | None = None
         if tx.foretells and request.max_n:
-            kernel.queue.maintenance.remember_due(tx)
+            kernel.queue.maintenance.remember_due(tx, now)
             self._was_strict = policy.name == "strict"
             ahead = read_ready_ahead(tx, kernel.env, request, now) if self._was_strict else None
         ended = end_runs(tx, kernel.env, request.run_ends, now) if request.run_ends else EndedRuns([], {}, {})

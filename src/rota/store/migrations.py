@@ -542,6 +542,9 @@ STEPS: dict[int, str] = {
             created_at REAL NOT NULL
         );
     """,
+    117: """
+        SELECT 1; -- only PostgreSQL has a sequence for what other processes remember
+    """,
 }
 # The same steps for PostgreSQL, from the version on that postgres_schema.py creates at once. Each later step of STEPS
 # has its twin here, in the types of PostgreSQL (bigint, double precision, text COLLATE "C").
@@ -579,6 +582,10 @@ POSTGRES_STEPS: dict[int, str] = {
             RETURN new_id;
         END $$;
         REVOKE ALL ON FUNCTION enqueue(text, json, jsonb) FROM PUBLIC;
+    """,
+    # one number for each transaction that changed what other processes remember (postgres_engine.py)
+    117: """
+        CREATE SEQUENCE facts;
     """,
 }
 

@@ -6,7 +6,7 @@ on a file, and everything that the kernel concludes from that holds: ids in the 
 budgets, memory that is valid until another process has written.
 
     trip 1      BEGIN · take the lock · read who wrote last, the last ids, the schema's version and the time
-                · and what the kernel foretells that it reads after others have written
+                · and what the kernel foretells that it reads after others have changed what it remembers
     trips       statements with rows, each with the writes that were queued before it
     last trip   the other writes · notify · COMMIT · flush
 
@@ -17,6 +17,11 @@ with the next result; then the whole transaction is undone, and the writer runs 
 **Who wrote last** is the sequence `news`: every transaction that writes takes a number of it just before it commits. A
 process that finds another number than its own last one knows that others have written. A sequence has no transactions,
 so a number may belong to a transaction that was undone; that costs a look and is otherwise harmless.
+
+**What others remember.** Nearly every transaction only adds entries, claims them and ends them. That changes nothing of
+what processes keep in memory: settings, agents, projects, which limits exist. So there is a second sequence, `facts`,
+and only a transaction with a statement that is not `everyday` takes a number of it. Many workers that drain a queue
+read these rows once, not in every turn.
 
 **Early release.** A commit inside the lock is asynchronous: the lock ends and others see the rows, but the log may not
 be on disk. A second, tiny transaction follows in the same trip, outside the lock, and it is synchronous: the log is
@@ -63,19 +68,20 @@ ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
 _BEGIN = "BEGIN"
 _LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
 _INBOX = "(SELECT true FROM enqueue_inbox ORDER BY inbox_id LIMIT 1) IS NOT NULL"  # a program has enqueued
-_TURN = f"""SELECT (SELECT last_value FROM news),
+_TURN = f"""SELECT (SELECT last_value FROM news), (SELECT last_value FROM facts),
     coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0),
     (SELECT value FROM kernel_meta WHERE key = 'schema_version'),
     (SELECT value FROM kernel_meta WHERE key = 'clock_offset'),
     extract(epoch FROM clock_timestamp())::double precision,
     {_INBOX}"""  # noqa: S608  # a constant
-_SINCE = f"(SELECT last_value FROM news) <> $%d::bigint OR {_INBOX}"  # noqa: S608  # others have written, or enqueued
+_SINCE = f"(SELECT last_value FROM facts) <> $%d::bigint OR {_INBOX}"  # noqa: S608  # others have changed some
 _SETTINGS = f"SELECT key, value FROM kernel_meta WHERE key = ANY ($1::text[]) AND ({_SINCE % 2})"  # noqa: S608  # as above
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
 _LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
 _NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
+_NEWS_AND_FACTS = "SELECT nextval('news'), pg_notify($1, currval('news')::text), nextval('facts')"
 # the setting ends with its own transaction, which is over when the log is flushed
 FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
 _IS_THERE = """SELECT 1 FROM agent_events WHERE event_id = $1 AND ts = $2 AND kind = $3 AND payload = $4
@@ -119,6 +125,7 @@ class PostgresEngine:
         self.read_only = read_only
         self.durability = durability
         self.foreign_version = foreign_version  # grows when a transaction finds that others have written
+        self.facts_version = foreign_version  # grows when it finds that they have changed what is remembered
         self.changed = 0  # writes since the connection was made
         self.ids_known = False  # `_last_ids` are those of this transaction
         self.last_event: tuple[int, Sequence[Any]] | None = None  # the last one of this transaction, to look for it
@@ -140,6 +147,9 @@ class PostgresEngine:
         self._aborted = False  # the server has undone it
         self._durable = False  # COMMIT was answered
         self._news: int | None = None  # the last number of `news` that this process knows of
+        self._facts: int | None = None  # the last number of `facts`
+        self._changes_facts = False  # this transaction takes one
+        self._reads_facts = True  # what was foretold is read with the first trip: others had changed some last time
         self._foreign = False  # others have written, and `has_foreign_commit` has not reported it
         self._absent: StoreError | None = None  # the server could not be reached a moment ago
         self._absent_until = 0.0
@@ -169,7 +179,7 @@ class PostgresEngine:
             connection.close()
             raise unavailable(self.address, problem) from None
         self._pipeline = pipeline
-        self._news, self._foreign = None, True
+        self._news, self._facts, self._foreign = None, None, True
         self._fence_due = self._timeline is not None and self._timeline != known
         return pipeline
 
@@ -300,35 +310,50 @@ class PostgresEngine:
         pipeline = self.pipeline
         self.in_transaction = self.is_pending = True
         self.foretold, self.also_foretold = {}, []
-        self._changed_before = self.changed
+        self._changed_before, self._changes_facts = self.changed, False
         pipeline.send(_BEGIN)
         pipeline.send(_LOCK, (self._key,))
         pipeline.send(_TURN)
-        known = -1 if self._news is None else self._news
-        pipeline.send(_SETTINGS, (f"{{{','.join(self._settings)}}}", known))
+        if self._reads_facts:
+            self._send_facts()
+
+    def _send_facts(self) -> None:
+        """Ask for what was foretold. If nobody has changed any of it since it was last read, that costs little."""
+        known = -1 if self._facts is None else self._facts
+        self.pipeline.send(_SETTINGS, (f"{{{','.join(self._settings)}}}", known))
         for (_, parameters), text in self._foretold.items():
-            pipeline.send(text, (*parameters, known))
+            self.pipeline.send(text, (*parameters, known))
 
     def _take_turn(self) -> None:
         pipeline = self.pipeline
         self.is_pending = False
         asked_at = SystemClock.monotonic()
-        ((news, event_id, sched_id, version, clock_offset, time_s, inbox),), settings, *foretold = pipeline.collect()[
-            2:
-        ]
+        _, _, (turn,), *found = pipeline.collect()
+        news, facts, event_id, sched_id, version, clock_offset, time_s, inbox = turn
         if version != str(LATEST):
             text = f"schema_version is {version} now; this process writes {LATEST}"
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
         self._last_ids = {"event": event_id, "entry": sched_id}
         self.ids_known = True
+        # both were put into the buffer before this trip: first what was foretold, if it was, then what the request reads
+        also = found[len(found) - len(self.also_foretold) :]
         if inbox or news != self._news:  # a program's own transaction takes no number
             self.foreign_version += 1
             self._news, self._foreign = news, True
+        changed = inbox or facts != self._facts
+        if changed:
+            self.facts_version += 1
+            if not self._reads_facts:
+                self._send_facts()
+                found = pipeline.collect()
+            self._facts = facts
+            settings, *foretold = found
             self.foretold = dict(zip(self._foretold, foretold, strict=False))
             values: dict[str, Any] = dict(settings)
             for key in self._settings:
                 self.foretold[META_GET, (key,)] = [(values[key],)] if key in values else []
-        for read, rows in zip(self.also_foretold, foretold[len(self._foretold) :], strict=True):
+        self._reads_facts = changed  # most likely as in this turn
+        for read, rows in zip(self.also_foretold, also, strict=True):
             self.foretold[read] = rows
         if self._clock is not None:
             while not self._clock.set_by(asked_at, time_s, clock_offset):
@@ -336,7 +361,7 @@ class PostgresEngine:
                 ((time_s,),) = pipeline.rows(_TIME)
 
     def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
-        """Read these with the first trip of a transaction, if others have written since the last one, or enqueued."""
+        """Read these with the first trip of a transaction, if others have changed what is remembered, or enqueued."""
         for statement, parameters in reads:
             if statement is META_GET and str(parameters[0]).isidentifier():  # together, in one statement
                 self._settings[str(parameters[0])] = None
@@ -344,9 +369,11 @@ class PostgresEngine:
             text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE "  # noqa: S608  # a statement of rota
             self._foretold[statement, parameters] = text + _SINCE % (len(parameters) + 1)  # else it is not run
 
-    def changing(self, text: str, count: int, *, moves_ids: bool) -> None:
+    def changing(self, text: str, count: int, *, moves_ids: bool, is_everyday: bool) -> None:
         """Note that writes are sent: what was foretold may no longer be so."""
         self.changed += count
+        if not is_everyday:
+            self._changes_facts = True
         if moves_ids:
             self.ids_known = False
         if self.foretold:
@@ -375,7 +402,7 @@ class PostgresEngine:
         if self._aborted:
             raise TransactionLost("a statement of it failed")
         try:
-            pipeline.send(_NEWS, (self._channel,))
+            pipeline.send(_NEWS_AND_FACTS if self._changes_facts else _NEWS, (self._channel,))
             pipeline.send("COMMIT")
             if self.durability == "full":
                 pipeline.send(FLUSH, (self.flush_mode,))
@@ -389,7 +416,9 @@ class PostgresEngine:
             self._find_out(interrupt)
             raise
         self._durable, self.in_transaction = True, False
-        self._news = results[-3 if self.durability == "full" else -2][0][0]
+        self._news, _, *facts = results[-3 if self.durability == "full" else -2][0]
+        if facts:
+            (self._facts,) = facts
 
     def _find_out(self, problem: BaseException) -> None:
         """A commit was sent and its answer lost: return if it is durable, raise TransactionLost if it is not.
@@ -477,6 +506,7 @@ class PostgresEngine:
         if news is not None and self._news is not None and news <= self._news:
             return False
         self._foreign = True
+        self._reads_facts |= news is None  # the next turn takes it in
         return True
 
     def notify_listeners(self) -> None:

@@ -35,6 +35,7 @@ class Turn(Protocol):
     """The turn of a transaction, as its requests need it."""
 
     foreign_version: int
+    facts_version: int
     is_pending: bool  # it is asked for, and the answer not read
     foretold: dict[tuple[Statement, Row], list[Row]]  # read with the first trip, and nothing written since
     also_foretold: list[tuple[Statement, Row]]  # by the transaction itself, while it is pending
@@ -48,7 +49,7 @@ class Turn(Protocol):
         """Return the first of so many new ids."""
         ...
 
-    def changing(self, text: str, count: int, *, moves_ids: bool) -> None:
+    def changing(self, text: str, count: int, *, moves_ids: bool, is_everyday: bool) -> None:
         """Note that writes are sent."""
         ...
 
@@ -65,6 +66,7 @@ class _Prepared(NamedTuple):
     returns_rows: bool
     gives_id: bool  # the id of the new row is its first parameter
     moves_ids: bool  # it inserts entries whose ids this process has not given
+    is_everyday: bool  # it changes nothing that others remember
 
 
 _prepared: dict[Statement, _Prepared] = {}
@@ -76,7 +78,7 @@ def _prepare(statement: Statement) -> _Prepared:
     returns_rows = not writes or not _WRITES.match(text) or _RETURNS.search(text) is not None
     with_id = gives_id(statement)
     moves_ids = _OF_ENTRIES.search(text) is not None and not with_id
-    found = _prepared[statement] = _Prepared(text, writes, returns_rows, with_id, moves_ids)
+    found = _prepared[statement] = _Prepared(text, writes, returns_rows, with_id, moves_ids, statement.everyday)
     return found
 
 
@@ -102,9 +104,19 @@ class PostgresTransaction:
             turn.take_turn()
         return turn.foreign_version
 
+    @property
+    def facts_version(self) -> int:
+        """A number that grows when another process has changed what this one remembers."""
+        turn = self._turn
+        if turn is None:
+            return 0
+        if turn.is_pending:
+            turn.take_turn()
+        return turn.facts_version
+
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows; one that returns none is only queued."""
-        text, writes, returns_rows, with_id, moves_ids = _prepared.get(statement) or _prepare(statement)
+        text, writes, returns_rows, with_id, moves_ids, is_everyday = _prepared.get(statement) or _prepare(statement)
         if with_id:
             self.insert_many(statement, (parameters,))
             return []
@@ -113,7 +125,7 @@ class PostgresTransaction:
             if turn.is_pending:
                 turn.take_turn()
             if writes:
-                turn.changing(text, 1, moves_ids=moves_ids)
+                turn.changing(text, 1, moves_ids=moves_ids, is_everyday=is_everyday)
             elif turn.foretold and (rows := turn.foretold.get((statement, tuple(parameters)))) is not None:
                 return rows
         elif "agent_events" in text:
@@ -185,7 +197,9 @@ class PostgresTransaction:
         if turn is not None:
             if turn.is_pending:
                 turn.take_turn()
-            turn.changing(prepared.text, len(parameters), moves_ids=prepared.moves_ids)
+            turn.changing(
+                prepared.text, len(parameters), moves_ids=prepared.moves_ids, is_everyday=prepared.is_everyday
+            )
         try:
             for text, values in commands(statement, parameters):
                 self._pipeline.send(text, values)

@@ -24,12 +24,14 @@ class Statement(NamedTuple):
     """An SQL text with a name, for plans and traces, and a description, for readers.
 
     `postgres` is the same statement for PostgreSQL, where `store/postgres_text.py` cannot derive it from `sql`.
+    A statement that is `everyday` changes nothing that other processes may remember (see `Transaction.facts_version`).
     """
 
     name: str
     about: str
     sql: str
     postgres: str | None = None
+    everyday: bool = False
 
 
 class TransactionEffects(msgspec.Struct, eq=False):
@@ -54,6 +56,14 @@ class Transaction(Protocol):
     @property
     def foreign_version(self) -> int:
         """A number that grows when another connection has written, in this process or in another one."""
+        ...
+
+    @property
+    def facts_version(self) -> int:
+        """A number that grows when another connection has changed what processes remember; it may grow more often.
+
+        While it stays the same, others have at most run `Statement`s that are `everyday`.
+        """
         ...
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:

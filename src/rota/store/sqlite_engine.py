@@ -75,13 +75,13 @@ def _unless_known(statement: Statement) -> Statement:
 class SqliteTransaction:
     """An open transaction, as one request sees it."""
 
-    __slots__ = ("_cursor", "effects", "foreign_version")
+    __slots__ = ("_cursor", "effects", "facts_version", "foreign_version")
     foretells = False  # a read costs no round trip
 
     def __init__(self, cursor: apsw.Cursor, effects: TransactionEffects, foreign_version: int = 0) -> None:
         self._cursor = cursor
         self.effects = effects
-        self.foreign_version = foreign_version
+        self.foreign_version = self.facts_version = foreign_version  # a file does not say what others have written
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""

@@ -98,7 +98,9 @@ MOVE = Statement(
     "started_at = CASE WHEN ?1 = 'RUNNING' THEN coalesce(started_at, ?3) ELSE started_at END, "
     "ended_at = CASE WHEN ?1 = 'DEAD' THEN ?3 ELSE ended_at END, "
     "exit_kind = coalesce(?4, exit_kind), exit_detail = coalesce(?5, exit_detail), last_event_id = ?6 WHERE pid = ?7",
+    everyday=True,
 )
+END = MOVE._replace(name="agent_end", about="Move an agent to the state DEAD, or to any other.", everyday=False)
 TOUCH = Statement(
     "agent_touch",
     "Record an agent's latest event.",

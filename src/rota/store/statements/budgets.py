@@ -42,6 +42,7 @@ LEDGER_CHARGE = Statement(
     # the sum of two whole numbers may not fit where PostgreSQL computes it
     postgres="UPDATE agent_ledgers SET used = used + ?1 WHERE pid = ?2 AND dim = ?3 "
     "AND used::numeric + ?1::bigint <= ?4::bigint RETURNING pid, dim, used, granted, hard_limit, warn_at, alerts",
+    everyday=True,
 )
 LEDGER_GRANT = Statement(
     "ledger_grant",
@@ -165,6 +166,7 @@ BUCKET_ADD = Statement(
     f"SELECT owner, dim, window_s, {_LEAVES_AT_POSTGRES}, ?3::bigint, ?4::bigint FROM usage_windows WHERE owner = ?1 "
     "AND dim = ?2 ON CONFLICT (owner, dim, window_s, leaves_at) "
     "DO UPDATE SET amount = b.amount + excluded.amount, ended = b.ended + excluded.ended",
+    everyday=True,
 )
 WINDOW_ADD = Statement(
     "window_add",
@@ -173,12 +175,14 @@ WINDOW_ADD = Statement(
     "WHERE owner = ?1 AND dim = ?2",
     postgres="UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, "
     f"edge_at = coalesce(edge_at, {_LEAVES_AT_POSTGRES}) WHERE owner = ?1 AND dim = ?2",
+    everyday=True,
 )
 WINDOW_CHARGE = Statement(
     "window_charge",
     "Add usage to every window of its owner; returns the sum, and the sum at which an alert is due.",
     f"{WINDOW_ADD.sql} RETURNING owner, dim, window_s, used, alert_at",
     postgres=f"{WINDOW_ADD.postgres} RETURNING owner, dim, window_s, used, alert_at",
+    everyday=True,
 )
 WINDOW_ALERT = Statement(
     "window_alert",

@@ -251,12 +251,14 @@ CLAIM = Statement(
     "UPDATE agent_schedule_queue SET state = 'dispatched', worker_id = ?, incarnation = ?, dispatched_at = ?, "
     "heartbeat_at = ?, claim_timeout_s = ?, claim_expires_at = ?, token = ?, attempt = attempt + 1, "
     "held_workspace = ?, estimate = ?, spent = NULL, hold = NULL WHERE sched_id = ?",
+    everyday=True,
 )
 HEARTBEAT = Statement(
     "claim_heartbeat",
     "Extend a live claim.",
     "UPDATE agent_schedule_queue SET heartbeat_at = ?1, claim_expires_at = ?1 + claim_timeout_s "
     "WHERE sched_id = ?2 AND token = ?3 AND state = 'dispatched' RETURNING cancel_requested, claim_expires_at",
+    everyday=True,
 )
 LIVE_CLAIM = Statement(
     "claim_live",
@@ -268,12 +270,14 @@ SPEND = Statement(
     "claim_spend",
     "Record what a run has used so far.",
     "UPDATE agent_schedule_queue SET spent = ? WHERE sched_id = ?",
+    everyday=True,
 )
 
 CHECKPOINT = Statement(
     "claim_checkpoint",
     "Save a run's checkpoint, in the column of its result.",
     "UPDATE agent_schedule_queue SET result = ? WHERE sched_id = ?",
+    everyday=True,
 )
 LIVE_RUNS = Statement(
     "claims_live_runs",
@@ -298,6 +302,7 @@ COMPLETE = Statement(
     "Complete an entry.",
     "UPDATE agent_schedule_queue SET state = 'completed', completed_at = ?, exit_kind = ?, outcome = ?, "
     "result = coalesce(?, result), claim_expires_at = NULL WHERE sched_id = ?",
+    everyday=True,
 )
 REQUEUE = Statement(
     "entry_requeue",

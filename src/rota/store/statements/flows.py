@@ -18,6 +18,7 @@ AGENT_MOVE = Statement(
     "?2, ?3, ?4, ?5) "
     "ON CONFLICT (pid) DO UPDATE SET virtual_time = excluded.virtual_time, "
     "last_run_at = greatest(f.last_run_at, excluded.last_run_at), stamp = excluded.stamp",
+    everyday=True,
 )
 AGENT_SERVED = Statement(
     "agent_flow_served",
@@ -27,6 +28,7 @@ AGENT_SERVED = Statement(
     postgres="INSERT INTO agent_flows AS f (pid, project_id, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4) ON "
     "CONFLICT (pid) "
     "DO UPDATE SET last_run_at = greatest(f.last_run_at, excluded.last_run_at), stamp = excluded.stamp",
+    everyday=True,
 )
 AGENT_TOUCH = Statement(
     "agent_flow_touch",
@@ -40,11 +42,13 @@ AGENT_ENTER = Statement(
     "ON CONFLICT (pid) DO UPDATE SET in_line = 1 WHERE in_line = 0",
     postgres="INSERT INTO agent_flows AS f (pid, project_id, in_line, stamp) VALUES (?1, ?2, 1, ?3) "
     "ON CONFLICT (pid) DO UPDATE SET in_line = 1 WHERE f.in_line = 0",
+    everyday=True,
 )
 AGENT_LEAVE = Statement(
     "agent_flow_leave",
     "Record that an agent has no ready entries.",
     "UPDATE agent_flows SET in_line = 0 WHERE pid = ? AND in_line = 1",
+    everyday=True,
 )
 AGENTS_SINCE = Statement(
     "agent_flows_since",
@@ -126,6 +130,7 @@ PROJECT_MOVE = Statement(
     "Set a project's virtual time and the virtual clock of its agents.",
     "INSERT INTO project_flows (project_id, virtual_time, clock, stamp) VALUES (?1, ?2, ?3, ?4) "
     "ON CONFLICT (project_id) DO UPDATE SET virtual_time = ?2, clock = ?3, stamp = ?4",
+    everyday=True,
 )
 PROJECT_TOUCH = Statement(
     "project_flow_touch",

@@ -12,6 +12,7 @@ EVENT_APPEND = Statement(
     "Append an event.",
     "INSERT INTO agent_events (pid, ts, kind, payload, causation_id, correlation_id, author) "
     "VALUES (?, ?, ?, ?, ?, ?, ?)",
+    everyday=True,
 )
 EVENT_TAIL = Statement(
     "event_tail",

@@ -31,6 +31,12 @@ ENQUEUE = Statement(
     "Enqueue an entry; the caller has checked that its agent is alive.",
     "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
     "hold, max_attempts, key, kind, needs, options, by_date) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    everyday=True,
+)
+ENQUEUE_TIMED = ENQUEUE._replace(
+    name="entry_enqueue_timed",
+    about="Enqueue an entry that time will change: it has a hold or a deadline, or may have.",
+    everyday=False,
 )
 COPY = Statement(
     "entry_copy",
