@@ -110,7 +110,7 @@ def _random_step(world: World, chance: random.Random, pids: list[int]) -> Callab
         lambda: world.put(pid, delay_s=1.5),
         lambda: world.put(pid, deadline=world.now + chance.choice([0.3, 3.0])),
         lambda: [queue.complete(each.sched_id, "failed", token=each.token) for each in entry(1)],
-        lambda: [queue.put_back(each.sched_id, token=each.token or 0, delay_s=0.7) for each in entry(1)],
+        lambda: _put_back(world),
         lambda: world.agents.pause(pid, "anna"),
         lambda: world.agents.resume(pid, "anna"),
         lambda: world.agents.update(pid, max_concurrent=chance.choice([None, 0, 3])),
@@ -128,6 +128,11 @@ def _random_step(world: World, chance: random.Random, pids: list[int]) -> Callab
         lambda: world.clock.advance(chance.choice([0.1, 1.0, 6.0])),
     ]
     return chance.choice(everyday if chance.random() < 0.6 else other)
+
+
+def _put_back(world: World) -> None:
+    for entry in world.take(1):
+        world.queue.put_back(entry.sched_id, token=entry.token or 0, delay_s=0.7)
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))

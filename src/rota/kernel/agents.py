@@ -66,8 +66,11 @@ def move_agent(tx: Transaction, pid: int, state: str, target: str, *, reason: st
     """Move an agent from one state to another inside a transaction; raises if the transition is illegal."""
     verb_to(AGENT, state, target, pid)
     event = ProcessTransitioned(prev_state=state, new_state=target, reason=reason)
-    statement = sql.END if target == AgentState.DEAD else sql.MOVE
-    tx.run(statement, (target, reason, now, None, None, append(tx, event, now=now, pid=pid), pid))
+    event_id = append(tx, event, now=now, pid=pid)
+    if target == AgentState.DEAD:
+        tx.run(sql.MOVE_OR_END, (target, reason, now, None, None, event_id, pid))
+    else:
+        tx.run(sql.MOVE, (target, reason, now, event_id, pid))
 
 
 def _metadata(value: Any) -> str:
@@ -204,7 +207,7 @@ class Agents(AgentReads):
         advance(AGENT, agent.state, "terminate", pid)
         event = ProcessTerminated(prev_state=agent.state, exit_kind=exit_kind, detail=detail)
         event_id = append(tx, event, now=now, pid=pid)
-        tx.run(sql.END, (AgentState.DEAD, None, now, exit_kind, _json("detail", detail), event_id, pid))
+        tx.run(sql.MOVE_OR_END, (AgentState.DEAD, None, now, exit_kind, _json("detail", detail), event_id, pid))
         self._env.cache.invalidate()  # it may be cached as alive
         return agent
 
@@ -314,7 +317,7 @@ def _recover(tx: Transaction, agent: tuple[int, str], policy: Recovery, reason: 
     event = ProcessRecovered(prev_state=state, new_state=target, policy=policy, reason=reason)
     event_id = append(tx, event, now=now, pid=pid)
     exit_kind = "crashed" if target == AgentState.DEAD else None
-    tx.run(sql.END, (target, reason, now, exit_kind, None, event_id, pid))
+    tx.run(sql.MOVE_OR_END, (target, reason, now, exit_kind, None, event_id, pid))
 
 
 def _settings(priority: int, weight: int, intent: Intent | str, cap: int | None) -> tuple[int, int, str, int | None]:

@@ -35,6 +35,7 @@ __all__ = ["ENQUEUE_MAX", "Enqueuing", "with_index"]
 ENQUEUE_MAX = 10_000  # entries in one enqueue_many
 _DEDUPE_BY = ("pid", "trigger", "payload", "key")
 _CAUSED_BY = "entry:"  # the beginning of a causation_id that names an entry
+_GIVEN_ALWAYS = -2  # the end of the parameters of `ENQUEUE_READY`: `ENQUEUE` has a deadline and a hold besides
 _queue = Checks("Queue", SchedInvalidPayload)
 _Keys: TypeAlias = dict[tuple[str, str | None], int]  # key and project: the entry that has it
 
@@ -188,7 +189,7 @@ class Enqueuing(Entries):
             if hold is not None or spec.deadline is not None:
                 is_timed = True
                 cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
-        first_id = tx.insert_many(sql.ENQUEUE_TIMED if is_timed else sql.ENQUEUE, rows)
+        first_id = _insert_together(tx, rows, is_timed=is_timed)
         ids = [first_id] if len(rows) == 1 else list(range(first_id, first_id + len(rows)))
         holds = {"time": [ids[index] for index in held]} if held else {}
         _record(tx, batch, EntriesEnqueued(first_id=first_id, count=len(rows), held=holds), now)
@@ -205,7 +206,7 @@ class Enqueuing(Entries):
         hold = "time" if spec.runnable_at > now else None
         row = _row(new, agent.project_id, now, hold)
         is_timed = hold is not None or spec.deadline is not None
-        statement = sql.ENQUEUE_TIMED if is_timed else sql.ENQUEUE
+        statement, row = (sql.ENQUEUE, row) if is_timed else (sql.ENQUEUE_READY, row[:_GIVEN_ALWAYS])
         sched_id: int | None
         if spec.key is None:
             sched_id = tx.insert(statement, row)
@@ -281,7 +282,7 @@ class Enqueuing(Entries):
         if spec.account is not None:
             check_account(tx, spec.account, project_id)
         path, account = _call_path(tx, spec.parent_id, reaches_from)
-        sched_id = tx.insert(sql.ENQUEUE_TIMED, _row(new, project_id, now, hold, path, account))
+        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, path, account))
         if hold is None and spec.affinity is not None:
             hold = self._hold_for_worker(tx, sched_id, spec, now)
         if predecessors:
@@ -411,9 +412,16 @@ def _row(  # noqa: PLR0917  # one line at each of its two callers
     needs, options = (None, None) if new.is_plain and path is None else encode_needs_and_options(spec, path, account)
     runnable_at, by_date = (spec.runnable_at, spec.runnable_at > 0) if not spec.delay_s else (now + spec.delay_s, False)
     return (
-        spec.pid, project_id, spec.priority, runnable_at, spec.deadline, spec.trigger, new.payload, now, hold,
-        spec.max_attempts, spec.key, spec.kind, needs, options, by_date,
+        spec.pid, project_id, spec.priority, runnable_at, spec.trigger, new.payload, now, spec.max_attempts, spec.key,
+        spec.kind, needs, options, by_date, spec.deadline, hold,
     )  # fmt: skip
+
+
+def _insert_together(tx: Transaction, rows: list[tuple[Any, ...]], *, is_timed: bool) -> int:
+    """Insert entries, of which some may have a deadline or a hold if `is_timed`; returns the first id."""
+    if is_timed:
+        return tx.insert_many(sql.ENQUEUE, rows)
+    return tx.insert_many(sql.ENQUEUE_READY, [row[:_GIVEN_ALWAYS] for row in rows])
 
 
 def _resolve(other: int, earlier: list[int]) -> int:

@@ -318,7 +318,7 @@ class PostgresEngine:
             self._send_facts()
 
     def _send_facts(self) -> None:
-        """Ask for what was foretold. If nobody has changed any of it since it was last read, that costs little."""
+        """Ask for what was foretold. If no other process has changed any of it, the server does not read it."""
         known = -1 if self._facts is None else self._facts
         self.pipeline.send(_SETTINGS, (f"{{{','.join(self._settings)}}}", known))
         for (_, parameters), text in self._foretold.items():
@@ -335,7 +335,7 @@ class PostgresEngine:
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
         self._last_ids = {"event": event_id, "entry": sched_id}
         self.ids_known = True
-        # both were put into the buffer before this trip: first what was foretold, if it was, then what the request reads
+        # the request's own reads come last: what was foretold was put into the buffer before them, if it was
         also = found[len(found) - len(self.also_foretold) :]
         if inbox or news != self._news:  # a program's own transaction takes no number
             self.foreign_version += 1

@@ -91,16 +91,21 @@ LAST_PID = Statement(
     "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'agent_processes'), 0)",
     postgres="SELECT coalesce((SELECT pid FROM agent_processes ORDER BY pid DESC LIMIT 1), 0)",
 )
+_STARTED = "started_at = CASE WHEN ?1 = 'RUNNING' THEN coalesce(started_at, ?3) ELSE started_at END"
 MOVE = Statement(
     "agent_move",
-    "Move an agent to another state.",
-    "UPDATE agent_processes SET state = ?1, state_reason = ?2, updated_at = ?3, "
-    "started_at = CASE WHEN ?1 = 'RUNNING' THEN coalesce(started_at, ?3) ELSE started_at END, "
-    "ended_at = CASE WHEN ?1 = 'DEAD' THEN ?3 ELSE ended_at END, "
-    "exit_kind = coalesce(?4, exit_kind), exit_detail = coalesce(?5, exit_detail), last_event_id = ?6 WHERE pid = ?7",
+    "Move an agent to another state, but not to DEAD.",
+    f"UPDATE agent_processes SET state = ?1, state_reason = ?2, updated_at = ?3, {_STARTED}, last_event_id = ?4 "
+    "WHERE pid = ?5",
     everyday=True,
 )
-END = MOVE._replace(name="agent_end", about="Move an agent to the state DEAD, or to any other.", everyday=False)
+MOVE_OR_END = Statement(
+    "agent_move_or_end",
+    "Move an agent to any other state.",
+    f"UPDATE agent_processes SET state = ?1, state_reason = ?2, updated_at = ?3, {_STARTED}, "
+    "ended_at = CASE WHEN ?1 = 'DEAD' THEN ?3 ELSE ended_at END, "
+    "exit_kind = coalesce(?4, exit_kind), exit_detail = coalesce(?5, exit_detail), last_event_id = ?6 WHERE pid = ?7",
+)
 TOUCH = Statement(
     "agent_touch",
     "Record an agent's latest event.",

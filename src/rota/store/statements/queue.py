@@ -25,18 +25,22 @@ def of_kinds(column: str, kinds: str) -> str:
 
 # --- enqueue -------------------------------------------------------------------------------------
 
+_ALWAYS_GIVEN = (
+    "pid, project_id, priority, runnable_at, trigger, payload, created_at, max_attempts, key, kind, needs, options, "
+    "by_date"
+)
 ENQUEUE = Statement(
     "entry_enqueue",
     # not INSERT … SELECT from the agent's row: reading that first and inserting values takes half the time
     "Enqueue an entry; the caller has checked that its agent is alive.",
-    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
-    "hold, max_attempts, key, kind, needs, options, by_date) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    everyday=True,
+    f"INSERT INTO agent_schedule_queue ({_ALWAYS_GIVEN}, deadline, hold) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 )
-ENQUEUE_TIMED = ENQUEUE._replace(
-    name="entry_enqueue_timed",
-    about="Enqueue an entry that time will change: it has a hold or a deadline, or may have.",
-    everyday=False,
+ENQUEUE_READY = Statement(
+    "entry_enqueue_ready",
+    "Enqueue an entry that is ready now and has no deadline, like nearly all.",
+    f"INSERT INTO agent_schedule_queue ({_ALWAYS_GIVEN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    everyday=True,
 )
 COPY = Statement(
     "entry_copy",
