@@ -101,7 +101,7 @@ class PendingClaim(msgspec.Struct, frozen=True, gc=False):
 
 def read_of_ready(request: TurnRequest) -> tuple[Statement, Row]:
     """Return the read that `read_ready_ahead` makes, for `Transaction.read_together`."""
-    return sql.READY_AT_ANY_TIME, (_kinds_text(request), min(request.max_n, READ_MAX))
+    return sql.READY_AT_ANY_TIME, (request.kinds_text, min(request.max_n, READ_MAX))
 
 
 def read_ready_ahead(tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float) -> list[Row] | None:
@@ -386,7 +386,7 @@ class ClaimPass:
         if project_id is None and not filtered:
             if ahead is not None:
                 return ahead
-            return self.tx.run(sql.READY, _ready_parameters(self.request, self.now, count))
+            return self.tx.run(sql.READY, (self.now, self.request.kinds_text, count))
         parameters = self._filter_parameters(count)
         if project_id is None:
             return self.tx.run(sql.READY_UNBLOCKED, parameters)
@@ -400,7 +400,7 @@ class ClaimPass:
         """Return the parameters of the statements that leave out what this pass has excluded or claimed."""
         sets = (self.blocked_pids, self.blocked_projects, self.blocked_needs, self.refused_groups, self._claimed_ids)
         excluded = tuple(json_list(each) if each else _NONE for each in sets)
-        return *_ready_parameters(self.request, self.now, limit), self.request.check_budgets, *excluded
+        return self.now, self.request.kinds_text, limit, self.request.check_budgets, *excluded
 
     def ensure_index(self, by: Literal["agent", "project", "deadline"]) -> None:
         """Create the index of ready entries by agent, project or deadline if it does not exist.
@@ -460,7 +460,7 @@ class ClaimPass:
         prefix = f"{pid}|"
         refused = {each.removeprefix(prefix) for each in self.refused_groups if each.startswith(prefix)}
         sets = tuple(json_list(each) if each else _NONE for each in (refused, done, self.blocked_needs))
-        return self.tx.run(sql.READY_OF_AGENT, (*_ready_parameters(self.request, self.now, limit), pid, *sets))
+        return self.tx.run(sql.READY_OF_AGENT, (self.now, self.request.kinds_text, limit, pid, *sets))
 
     def heads_of_project(self, project_id: str, limit: int, offset: int) -> list[Row]:
         """Return the next entries of a project ("" is none) that are not excluded, after `offset` tried ones."""
@@ -488,17 +488,24 @@ class ClaimPass:
         forced_by: str | None = None,
     ) -> list[ReadyEntry]:
         """Write all claims of the pass with one event and return the claimed entries."""
-        self.claim_on_loans()
+        if self._due.any_loan:
+            self.claim_on_loans()
         if self.lifted:
             self.restore_holds()
         if not self.claimed:
             self.tx.effects.retry_at = self._due.retry_at
             return []
         now, request, worker, claimed = self.claimed_at, self.request, self.request.worker, self.claimed
+        recorded: list[ClaimedEntry] = []
+        workspaces: list[str] = []
+        for each in claimed:
+            recorded.append(_event_entry(each, now))
+            if each.workspace is not None:
+                workspaces.append(each.workspace)
         event = EntriesClaimed(
             worker_id=worker.worker_id,
             incarnation=worker.incarnation,
-            entries=[_event_entry(each, now) for each in claimed],
+            entries=recorded,
             policy=policy,
             because=[each.reason for each in claimed if each.reason] if claimed[0].reason else [],
             flows=list(served.moves),
@@ -516,8 +523,8 @@ class ClaimPass:
         # one statement per id, in order: neighbours share pages, and one UPDATE of many rows would find each row twice
         rows.sort(key=_sched_id)
         self.tx.run_many(sql.CLAIM, rows)
-        if fences := [(token, each.workspace) for each in claimed if each.workspace is not None]:
-            self.tx.run_many(project_sql.WORKSPACE_FENCE, fences)
+        if workspaces:
+            self.tx.run_many(project_sql.WORKSPACE_FENCE, [(token, workspace) for workspace in workspaces])
         touched = []
         entries: list[ReadyEntry] = []
         unreadable: list[ReadyEntry] = []
@@ -573,14 +580,6 @@ class ClaimPass:
         for context, count in used.values():
             moved |= contexts.charge(self.tx, [context], {"requests": count}, self.claimed_at)
         return moved
-
-
-def _ready_parameters(request: TurnRequest, now: float, limit: int) -> tuple[float, str, int]:
-    return now, _kinds_text(request), limit
-
-
-def _kinds_text(request: TurnRequest) -> str:
-    return json_list(request.kinds) if request.kinds else _NONE
 
 
 def _strict_order(row: Row) -> tuple[int, float, int]:

@@ -136,9 +136,13 @@ def read_runs(tx: Transaction, sched_ids: Sequence[int]) -> dict[int, RunRow]:
 
 def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd], now: float) -> EndedRuns:
     """End runs inside a transaction."""
-    runs = read_runs(tx, [run_end.sched_id for run_end in run_ends])
-    # by runs that return to the queue in this call: their rows are read before
-    awaited = {sched_id for each in run_ends if each.report is not None for sched_id in each.report.awaits}
+    sched_ids: list[int] = []
+    awaited: set[int] = set()  # by runs that return to the queue in this call: their rows are read before
+    for run_end in run_ends:
+        sched_ids.append(run_end.sched_id)
+        if run_end.report is not None:
+            awaited.update(run_end.report.awaits)
+    runs = read_runs(tx, sched_ids)
     answers: list[CompletionAnswer] = []
     final: dict[int, str] = {}
     states: dict[int, str] = {}  # of the runs that this call has ended
@@ -332,13 +336,14 @@ def _write(
     touched: list[tuple[int, str | None]] = []
     is_gone: dict[str, bool] = {}  # by worker
     shares: dict[str, tuple[int, int]] = {}  # by project: usage and number of runs
-    dim = env.cache.share_dim(tx)
     for run, run_end in (*completed, *retried) if retried else completed:
-        if (run.estimate or run.spent_text is not None) and (cost := run.correction(dim, now)):
-            costs.append((run.pid, run.project_id, cost))
+        if run.estimate or run.spent_text is not None:
+            cost = run.correction(env.cache.share_dim(tx), now)
+            if cost:
+                costs.append((run.pid, run.project_id, cost))
         if run.project_id is not None:  # also a failed run counts: else a project whose runs fail would stay first
             used, count = shares.get(run.project_id, (0, 0))
-            shares[run.project_id] = used + run.cost(dim, now), count + 1
+            shares[run.project_id] = used + run.cost(env.cache.share_dim(tx), now), count + 1
         if run_end.token is not None or run_end.verb == "reclaim":
             worker_id = run.worker_id
             if worker_id is not None:

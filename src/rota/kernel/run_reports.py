@@ -29,6 +29,7 @@ __all__ = [
     "CompletionAnswer",
     "RunEnd",
     "RunReport",
+    "check_completion",
     "check_completions",
     "check_reports",
     "storable",
@@ -98,10 +99,11 @@ def check_completions(completions: Sequence[Completion]) -> list[RunEnd]:
     _queue.sequence("completions", completions)
     if len(completions) > COMPLETE_MAX:
         raise _queue.refuse("completions", f"may be at most {COMPLETE_MAX:,}, not {len(completions):,}")
-    return [_check_completion(each) for each in completions]
+    return list(map(check_completion, completions))
 
 
-def _check_completion(each: Completion) -> RunEnd:
+def check_completion(each: Completion) -> RunEnd:
+    """Check one reported completion and encode its result."""
     if type(each) is not Completion:
         raise _queue.refuse("completions", f"must be Completions, not {type(each).__name__}")
     _queue.whole("sched_id", each.sched_id)

@@ -19,7 +19,7 @@ from rota.kernel.environment import KernelEnvironment
 from rota.kernel.ledger import ChargeResult
 from rota.kernel.maintenance import RECLAIM_MAX, Maintenance, reclaim_runs, sweep
 from rota.kernel.progress import NoRepeats
-from rota.kernel.run_reports import Completion, CompletionAnswer, RunEnd, check_completions
+from rota.kernel.run_reports import Completion, CompletionAnswer, RunEnd, check_completion, check_completions
 from rota.kernel.turn import check_worker
 from rota.kernel.workers import next_lost_at, remove_lost
 from rota.model.checks import Checks
@@ -123,15 +123,16 @@ class Runs:
         With the live claim's token, an exit kind that the spec retries returns the entry to `queued` while attempts
         are left. Without a token a dispatched entry ends.
         """
-        answer = self.complete_many([Completion(sched_id, exit_kind, token, result, outcome)])[0]
+        answer = self._end((check_completion(Completion(sched_id, exit_kind, token, result, outcome)),))[0]
         if isinstance(answer, RotaError):
             raise answer
         return answer
 
     def complete_many(self, completions: Sequence[Completion]) -> list[CompletionAnswer]:
         """End many runs in one commit; a refused one has its error in its place and does not affect the rest."""
-        run_ends = check_completions(completions)
+        return self._end(check_completions(completions))
 
+    def _end(self, run_ends: Sequence[RunEnd]) -> list[CompletionAnswer]:
         def work(tx: Transaction) -> list[CompletionAnswer]:
             if tx.foretells:
                 tx.read_together([read_of_runs(run_ends)])

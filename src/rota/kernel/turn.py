@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypedDict
 
 from rota.errors import SchedInvalidPayload
+from rota.kernel.rows import json_list
 from rota.kernel.run_reports import CompletionAnswer, RunEnd
 from rota.model.checks import Checks
 from rota.model.work import ReadyEntry, Worker
@@ -52,6 +53,7 @@ class TurnRequest(NamedTuple):
     wait_s: float = 0.0  # how long it waits for entries
     run_ends: Sequence[RunEnd] = ()  # runs to end before the claim
     moves_agents: bool = False  # the states of the agents follow: for supervisors
+    kinds_text: str = "[]"  # the kinds as statements take them
 
 
 class TurnResult(NamedTuple):
@@ -106,6 +108,7 @@ def _check_claim(  # noqa: PLR0917  # by position: `typed` looks only at these
         check_budgets=admission_check,
         wait_s=_queue.duration("wait_s", wait_s),
         moves_agents=moves_agents,
+        kinds_text=json_list(kinds),
     )
 
 

@@ -72,16 +72,14 @@ def _unless_known(statement: Statement) -> Statement:
     return statement._replace(sql=f"{statement.sql} ON CONFLICT DO NOTHING")
 
 
-class SqliteTransaction:
+class SqliteTransaction(msgspec.Struct, eq=False):
     """An open transaction, as one request sees it."""
 
-    __slots__ = ("_cursor", "effects", "facts_version", "foreign_version")
-    foretells = False  # a read costs no round trip
-
-    def __init__(self, cursor: apsw.Cursor, effects: TransactionEffects, foreign_version: int = 0) -> None:
-        self._cursor = cursor
-        self.effects = effects
-        self.foreign_version = self.facts_version = foreign_version  # a file does not say what others have written
+    _cursor: apsw.Cursor
+    effects: TransactionEffects
+    foreign_version: int = 0
+    facts_version: int = 0
+    foretells: bool = False  # a read costs no round trip
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
@@ -133,11 +131,11 @@ class SqliteTransaction:
 
     def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
-        if len(parameters) == 1:
-            self.run(statement, next(iter(parameters)))  # half the cost of `executemany`
-            return
-        try:
-            self._cursor.executemany(statement.sql, parameters).fetchall()  # without fetchall it stops at a result row
+        try:  # without fetchall it stops at a result row
+            if len(parameters) == 1:
+                self._cursor.execute(statement.sql, next(iter(parameters))).fetchall()  # half the cost of `executemany`
+            else:
+                self._cursor.executemany(statement.sql, parameters).fetchall()
         except _TRANSLATED as problem:
             raise _translated(problem) from problem
 
@@ -343,7 +341,8 @@ class SqliteEngine:
 
     def transaction(self, effects: TransactionEffects) -> Transaction:
         """Return the open transaction as one request sees it."""
-        return SqliteTransaction(self._cursor, effects, self.foreign_version)
+        version = self.foreign_version  # a file does not say what others have written
+        return SqliteTransaction(self._cursor, effects, version, version)
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Return StoreCorrupt if work failed because of a stored value of the wrong type; else the error itself."""
