@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -20,6 +21,7 @@ from rota.rpc.methods import Scope
 from rota.service import Dispatcher
 from rota.web.access import CallerAccess
 from rota.web.feed import EVENTS_KEPT, Feed
+from rota.web.page_session import PageSession
 from rota.web.sessions import FAILURES_MAX, Sessions
 from tests.web.harness import PATIENCE_S
 
@@ -90,6 +92,58 @@ def test_a_page_that_fails_does_not_end_the_updates_of_others(api: Dispatcher) -
         feed.subscribe(healthy)
         await until(done)
         feed.stop()
+
+    run(watch())
+
+
+class FakeClient:
+    """A browser's page as the toolkit has it, before and after the browser is connected."""
+
+    is_deleted = False
+
+    def __init__(self) -> None:
+        self.has_socket_connection = False
+        self.connected: list[Callable[[], Awaitable[None]]] = []
+
+    def on_connect(self, handler: Callable[[], Awaitable[None]]) -> None:
+        self.connected.append(handler)
+
+    def on_delete(self, handler: Callable[[], None]) -> None:
+        """The page stays."""
+
+    def __enter__(self) -> None:
+        """Nothing is built."""
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing was built."""
+
+
+def test_an_update_before_the_browser_is_connected_is_drawn_when_it_is(api: Dispatcher) -> None:
+    drawn: list[str] = []
+
+    async def watch() -> None:
+        access = CallerAccess(api, CallerRights(), "test")  # type: ignore[arg-type]  # it reads nothing of it
+        client, updated = FakeClient(), asyncio.Event()
+        page = PageSession(SimpleNamespace(access=access), client, None, "rota.db")  # type: ignore[arg-type]  # a page
+
+        async def draw() -> None:
+            drawn.append(access.feed.status)
+
+        async def note() -> None:
+            if access.feed.status == "live":
+                updated.set()
+
+        page.live(draw)
+        await page.start(lambda _: None)
+        access.feed.subscribe(note)
+        await until(updated)
+        assert drawn == ["connecting"]
+        client.has_socket_connection = True
+        for _ in range(2):  # the second time, nothing was missed
+            for handler in client.connected:
+                await handler()
+            assert drawn == ["connecting", "live"]
+        access.feed.stop()
 
     run(watch())
 

@@ -33,6 +33,7 @@ class PageSession:
         self._refreshes: list[Refresh] = []
         self._is_drawing = False
         self._is_stale = False
+        self._is_behind = False  # whether there was an update before its browser was connected
         self._show_problem: Callable[[str], None] = _ignore
 
     @property
@@ -97,6 +98,7 @@ class PageSession:
         self._show_problem = show_problem
         await self.refresh()
         self.feed.subscribe(self._update)
+        self.client.on_connect(self._catch_up)
         self.client.on_delete(lambda: self.feed.unsubscribe(self._update))
 
     async def refresh(self) -> None:
@@ -120,13 +122,21 @@ class PageSession:
             await self.refresh()
 
     async def _update(self) -> None:
-        if self.client.is_deleted or not self.client.has_socket_connection:
+        if self.client.is_deleted:
+            return
+        self._is_behind = not self.client.has_socket_connection
+        if self._is_behind:
             return
         with self.client:
             if self.feed.status == "ended":
                 self.client.open("/login")
             else:
                 await self.refresh()
+
+    async def _catch_up(self) -> None:
+        """Draw what was missed: without events, the next update is `IDLE_S` away."""
+        if self._is_behind:
+            await self._update()
 
     # --- acting ----------------------------------------------------------------------------------
 
