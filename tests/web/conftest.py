@@ -53,13 +53,13 @@ def page(profile: tuple[BrowserContext, list[str]]) -> Iterator[Page]:
 
 @pytest.fixture
 def signed_in(page: Page, world: World) -> Page:
-    """A page of a browser that is signed in with all rights."""
-    world.board.sign_in(page)
+    """A page of a browser that is signed in with all rights; it shows nothing yet."""
+    world.board.enter(page)
     return page
 
 
 @pytest.fixture
 def operator(page: Page, shared: World) -> Page:
-    """A page of the shared dashboard, signed in with all rights."""
-    shared.board.sign_in(page)
+    """A page of the shared dashboard, signed in with all rights; it shows nothing yet."""
+    shared.board.enter(page)
     return page

@@ -106,6 +106,7 @@ def test_the_sign_in_and_dialogs_are_readable(operator: Page, shared: World) -> 
 def test_pages_are_opened_and_left_by_keyboard(operator: Page, shared: World) -> None:
     with shared.client() as client:
         sched_id = queued(client, agent(client, "by-keyboard", "by-keyboard"), runnable_at=4e9)
+    operator.goto(shared.board.url)
     expect(operator.locator("header [role=status]")).to_have_text("live")
     operator.keyboard.press("Tab")
     expect(operator.get_by_text("Skip to main content")).to_be_focused()

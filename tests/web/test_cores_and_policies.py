@@ -37,7 +37,7 @@ def test_leases_refusals_and_budgets_of_cpu_time_are_shown(operator: Page, share
 
 def test_an_operator_sets_the_policy(page: Page, shared: World) -> None:
     token, author = token_of(shared, "operate")
-    shared.board.sign_in_with(page, token)
+    shared.board.enter_with(page, token)
     page.goto(f"{shared.board.url}/policies")
     expect(page.get_by_text("eevdf(priority_first=True), the default")).to_be_visible()
     page.get_by_label("Parameters (JSON)").fill("[1]")

@@ -12,7 +12,7 @@ from tests.web.made import WORKER, authors, start_graph, token_of
 def test_a_runs_picture_is_live_and_its_budget_can_be_raised(page: Page, shared: World) -> None:
     token, author = token_of(shared, "operate")
     sched_id = start_graph(shared, "web-r1")
-    shared.board.sign_in_with(page, token)
+    shared.board.enter_with(page, token)
     page.goto(f"{shared.board.url}/graphs")
     page.get_by_role("link", name="web-r1", exact=True).click()
     box = page.locator(f'svg a[href="/entry/{sched_id}"]')

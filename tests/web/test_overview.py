@@ -11,6 +11,7 @@ from tests.web.made import agent, authors, queued, running
 
 
 def test_numbers_shares_budgets_and_limits_are_live(operator: Page, shared: World) -> None:
+    operator.goto(shared.board.url)
     expect(operator.locator("header [role=status]")).to_have_text("live")
     with shared.client() as client:
         pid = agent(client, "overseen", "overseen")
@@ -29,6 +30,7 @@ def test_numbers_shares_budgets_and_limits_are_live(operator: Page, shared: Worl
 
 
 def test_the_fleet_is_paused_and_resumed(operator: Page, shared: World) -> None:
+    operator.goto(shared.board.url)
     operator.get_by_role("button", name="Pause the fleet").click()
     operator.get_by_role("alertdialog").get_by_role("button", name="Pause").click()
     expect(operator.get_by_text(f"The fleet is paused by uid:{os.getuid()}")).to_be_visible()

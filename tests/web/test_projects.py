@@ -12,7 +12,7 @@ def test_an_operator_changes_a_project_and_an_agent(page: Page, shared: World) -
     token, author = token_of(shared, "operate")
     with shared.client() as client:
         failed(client, agent(client, "weighty-agent", "weighty"))
-    shared.board.sign_in_with(page, token)
+    shared.board.enter_with(page, token)
     page.goto(f"{shared.board.url}/projects?project=weighty")
     page.get_by_role("button", name="Change weighty", exact=True).click()
     dialog = page.get_by_role("dialog")

@@ -21,7 +21,7 @@ SignIn = Callable[[str], Page]
 @pytest.fixture
 def sign_in(page: Page, shared: World) -> SignIn:
     def with_token(token: str) -> Page:
-        shared.board.sign_in_with(page, token)
+        shared.board.enter_with(page, token)
         return page
 
     return with_token
@@ -139,6 +139,7 @@ def test_events_for_the_page_of_another_session_are_ignored(sign_in: SignIn, bro
     event = msgspec.json.decode(click.removeprefix("42"))[1]
 
     viewer = sign_in(token_of(shared, "read")[0])
+    viewer.goto(shared.board.url)
     viewer.evaluate("(event) => { window.socket.emit('event', event); }", event)
     own_switch = viewer.get_by_role("button", name="Dark, light or as the system")
     own_switch.click()
@@ -196,9 +197,9 @@ def test_what_an_operator_does_is_in_the_journal_with_the_token(sign_in: SignIn,
     assert author in authors(shared, "kernel.sched.enqueued")
 
 
-def test_a_revoked_token_ends_the_session(sign_in: SignIn, shared: World) -> None:
+def test_a_revoked_token_ends_the_session(page: Page, shared: World) -> None:
     token, author = token_of(shared, "read")
-    page = sign_in(token)
+    shared.board.sign_in_with(page, token)
     expect(page.get_by_role("status").first).to_be_visible()
     with shared.client() as client:
         client.tokens.revoke(author.removeprefix("token:"))
