@@ -1,8 +1,9 @@
 """Every command and code block in the README and the docs is run.
 
 The Python blocks of a page run one after the other, as a reader would type them, in a process and a folder of their
-own. Shell blocks run beside a copy of the examples, `./dev` in the checkout. A block whose first line is a comment
-with the name of a file is that file: then all shell blocks of the page run in one folder, in the order of the page.
+own. Shell blocks run beside a copy of the examples, `./dev` in the checkout, and commands of rota in this process. A
+block whose first line is a comment with the name of a file is that file: then all shell blocks of the page run in one
+folder, in the order of the page.
 The two commands that run this very test are held against .ci/run instead of being run inside themselves.
 """
 
@@ -17,6 +18,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -32,6 +34,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 DRAWINGS = {"mermaid", "text", "house"}  # for people; the house is read by the import-order test
 SHORTER = {"./dev demo": "./dev demo --seconds 4"}  # the same, without the minute that people look at it
 GATE = {"./dev test", "./dev check"}  # what CI runs: running them here would not end
+ELSEWHERE = {"rota demo --seconds 5": "tests/cli/test_demo.py"}  # what another test runs, and looks at more closely
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -94,8 +97,9 @@ def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [block for block in of("bash") if block.page not in walks()], ids=str)
-def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path) -> None:
+def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    go_to(tmp_path, monkeypatch)
     run_commands(block, tmp_path)
 
 
@@ -109,9 +113,7 @@ def test_a_page_with_files_can_be_followed_from_top_to_bottom(
 
 def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, until: str = "") -> int:
     """Do in a folder what a page says, to its end or up to the heading `until`; return how many blocks it were."""
-    monkeypatch.chdir(folder)
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
+    go_to(folder, monkeypatch)
     text = page.read_text()
     last = text[: text.index(until) if until else None].count("\n")
     done = 0
@@ -121,7 +123,7 @@ def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, until: 
         if block.file:
             (folder / block.file).write_text(block.text)
         elif block.language == "bash":
-            run_commands(block, folder, here=True)
+            run_commands(block, folder)
         else:
             continue
         done += 1
@@ -131,8 +133,23 @@ def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, until: 
 ENVIRONMENT = {"NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-def run_commands(block: Block, folder: Path, *, here: bool = False) -> None:
-    """Run each line of a block; `here`: commands of rota in this process, which saves it half a second each."""
+def go_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process a reader's shell in a folder, without what the commands of other blocks have loaded."""
+    for name in [name for name, module in sys.modules.items() if _is_of_a_reader(module, folder)]:
+        del sys.modules[name]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(folder)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def _is_of_a_reader(module: ModuleType, folder: Path) -> bool:
+    return str(getattr(module, "__file__", "")).startswith(str(folder.parent))
+
+
+def run_commands(block: Block, folder: Path) -> None:
+    """Run each line of a block; commands of rota alone in this process, which saves it half a second each."""
+    database = _database(block)
     for line in block.text.splitlines():
         command = line.split("#")[0].strip()
         command = SHORTER.get(command, command)
@@ -141,14 +158,19 @@ def run_commands(block: Block, folder: Path, *, here: bool = False) -> None:
         if command in GATE:
             assert command in (ROOT / ".ci" / "run").read_text().splitlines()
             continue
-        if here and command.startswith("rota ") and not re.search(r"[|&;<>$]", command):
-            done = CliRunner().invoke(app, shlex.split(command)[1:])
+        if command in ELSEWHERE:
+            arguments = ", ".join(f'"{word}"' for word in command.split()[2:])
+            assert f"rota_demo({arguments}" in (ROOT / ELSEWHERE[command]).read_text()
+            continue
+        if command.startswith("rota ") and not re.search(r"[|&;<>$]", command.replace('"$STORE"', "")):
+            words = shlex.split(command)[1:]
+            done = CliRunner().invoke(app, [database["STORE"] if word == "$STORE" else word for word in words])
             assert done.exit_code == 0, f"{block}: {command}\n{done.output}{done.exception}"
             continue
         ended = subprocess.run(
             ["bash", "-c", command],
             cwd=ROOT if command.startswith("./dev") else folder,  # what a command makes is not left in the checkout
-            env={**os.environ, **ENVIRONMENT, **_database(block)},
+            env={**os.environ, **database},
             capture_output=True,
             text=True,
             check=False,
