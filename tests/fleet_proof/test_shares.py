@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from typing import Any
@@ -12,10 +13,11 @@ from rota.fleet.supervisor import Supervisor
 from tests.supervisor.world import START, World
 
 DAY_S = 24 * 3_600.0
+RUN_S = 120.0 if "ROTA_SOAK" in os.environ else 240.0
 SHARING = ("fair_share", "eevdf")
 
 
-def a_day(policy: str, projects: dict[str, tuple[float, int]], *, run_s: float = 120.0) -> Counter[str]:
+def a_day(policy: str, projects: dict[str, tuple[float, int]]) -> Counter[str]:
     """Return the tokens charged to each project (weight, agents), with one slot that is always busy."""
     world = World(policy=policy)
     chance = random.Random(7)
@@ -26,7 +28,7 @@ def a_day(policy: str, projects: dict[str, tuple[float, int]], *, run_s: float =
         tokens = chance.randint(50, 500) * (3 if project == "expensive" else 1)
         ctx.charge(tokens=tokens)
         charged[project] += tokens
-        world.clock.advance(run_s)
+        world.clock.advance(RUN_S)
         world.rota.find(ctx.agent).enqueue(project=project)
         if world.clock.now() >= START + DAY_S:
             supervisors[0].drain()
