@@ -160,7 +160,7 @@ def test_an_undisturbed_run_with_one_slot(desk: Desk) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_supervisors_that_are_killed_change_nothing(tmp_path: Path, rounds: Rounds, part: int) -> None:
-    for seed in (PARTS * number + part for number in rounds(5)):
+    for seed in (PARTS * number + part for number in rounds(3)):
         desk = Desk(tmp_path / str(seed))
         desk.live(seed, kills=2)
         run = desk.run()
@@ -172,7 +172,7 @@ def test_supervisors_that_are_killed_change_nothing(tmp_path: Path, rounds: Roun
 
 def test_supervisors_that_are_killed_during_a_map_change_nothing(tmp_path: Path, rounds: Rounds) -> None:
     """Each item has one entry (one of them a second, because its first fails), and the results keep their order."""
-    for seed in rounds(3):
+    for seed in rounds(2):
         desk = Desk(tmp_path / str(seed), mapped_document())
         rng, last = random.Random(seed), 0
         while not nodes(desk)["search"]:
@@ -192,7 +192,7 @@ def test_supervisors_that_are_killed_during_a_map_change_nothing(tmp_path: Path,
 
 
 def test_daemons_that_are_killed_change_nothing(tmp_path: Path, rounds: Rounds) -> None:
-    for seed in rounds(5):
+    for seed in rounds(3):
         desk = Desk(tmp_path / str(seed))
         rng, last = random.Random(seed), 0
         for _ in range(2):
