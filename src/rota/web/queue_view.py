@@ -81,6 +81,8 @@ def row_of(entry: ReadyEntry, agents: Mapping[int, str], now: float) -> dict[str
     """Return an entry as a row of the table: texts only."""
     return {
         "id": entry.sched_id,
+        "entry": f"#{entry.sched_id}",
+        "links": {"entry": f"/entry/{entry.sched_id}"},
         "agent": agents.get(entry.pid, f"agent {entry.pid}"),
         "project": entry.project_id or "–",
         "status": entry.status,

@@ -9,20 +9,11 @@ import msgspec
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-__all__ = ["Column", "FieldList", "TextTable"]
+__all__ = ["CellTable", "Column", "FieldList", "TextTable"]
 
-# constants: Vue compiles them, and shows values as text; a button tells the table, which may be several levels up
-_LINK_CELL = """<q-td :props="props">
-  <a v-if="props.row.links[props.col.name]" :href="props.row.links[props.col.name]">{{ props.value }}</a>
-  <template v-else>{{ props.value }}</template>
-</q-td>"""
-_TONE_CELL = """<q-td :props="props" :class="'tone-' + props.row.tone">{{ props.value }}</q-td>"""
-_BUTTONS_CELL = """<q-td :props="props">
-  <button v-for="word in props.row.actions" :key="word" type="button" class="cell-button"
-    :aria-label="word + ' ' + (props.row.label || props.row.id)"
-    @click="() => { let up = $parent; while (up && !up.$.vnode.props?.onAct) up = up.$parent;
-      up?.$emit('act', props.row.id, word) }">{{ word }}</button>
-</q-td>"""
+
+class CellTable(ui.table, component="cell_table.js"):
+    """A table whose rows and cells are updated in place; a column's `cell` says how its texts are drawn."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -35,7 +26,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class TextTable:
-    """A table whose rows are replaced when they have changed."""
+    """A table of texts, with a name for screen readers; without rows it is hidden."""
 
     def __init__(
         self,
@@ -62,24 +53,20 @@ class TextTable:
                 "field": each.name,
                 "align": "right" if each.is_number else "left",
                 "classes": "cell-wide" if each.is_wide else "",
+                "cell": "link" if each.name in links else "tone" if each.name in tones else "",
             }
             for each in columns
         ]
         if on_act is not None:
-            shown.append({"name": "actions", "label": "Actions", "field": "id", "align": "left"})
+            shown.append({"name": "actions", "label": "Actions", "field": "id", "align": "left", "cell": "actions"})
         with ui.element("div").classes("table-wrap").props("tabindex=0 role=group") as self._wrap:
-            self.table = ui.table(columns=shown, rows=[], row_key="id", pagination=rows_shown or None)
+            self.table = CellTable(columns=shown, rows=[], row_key="id", pagination=rows_shown or None)
         self._wrap.props["aria-label"] = label
         self._wrap.set_visibility(False)
         self.table.props("flat dense")
         if is_feed:
             self.table.props("virtual-scroll virtual-scroll-item-size=34 virtual-scroll-slice-size=20")
-        for name in links:
-            self.table.add_slot(f"body-cell-{name}", _LINK_CELL)
-        for name in tones:
-            self.table.add_slot(f"body-cell-{name}", _TONE_CELL)
         if on_act is not None:
-            self.table.add_slot("body-cell-actions", _BUTTONS_CELL)
 
             async def act(event: GenericEventArguments) -> None:
                 row_id, word = event.args

@@ -15,6 +15,7 @@ from rota.model import STATUSES, Agent, ReadyEntry
 from rota.web.bulk_actions import BulkActions
 from rota.web.page_session import PageSession
 from rota.web.queue_view import PAGE_SIZE, QueueView, row_of
+from rota.web.tables import CellTable
 from rota.web.widgets import empty, labelled, section
 
 __all__ = ["build"]
@@ -24,22 +25,16 @@ ENTRIES_PER_S = 20_000  # of a list that are passed over per second: a long one 
 AGE_S_MAX = 5.0
 WAIT_S = 5.0  # how often why entries wait is asked again, at most
 _COLUMNS = [
-    {"name": "id", "label": "Entry", "field": "id", "align": "left"},
+    {"name": "entry", "label": "Entry", "field": "entry", "align": "left", "cell": "link"},
     {"name": "agent", "label": "Agent", "field": "agent", "align": "left"},
     {"name": "project", "label": "Project", "field": "project", "align": "left"},
-    {"name": "status", "label": "Status", "field": "status", "align": "left"},
-    {"name": "detail", "label": "Details", "field": "detail", "align": "left"},
+    {"name": "status", "label": "Status", "field": "status", "align": "left", "cell": "chip"},
+    {"name": "detail", "label": "Details", "field": "detail", "align": "left", "cell": "clip"},
     {"name": "priority", "label": "Priority", "field": "priority"},
     {"name": "attempt", "label": "Attempt", "field": "attempt"},
     {"name": "created", "label": "Enqueued", "field": "created", "align": "left"},
     {"name": "tags", "label": "Tags", "field": "tags", "align": "left"},
 ]
-# Templates of the browser: constants, in which {{ … }} and :name="…" are texts and never markup.
-_ID_CELL = """<q-td :props="props"><a :href="'/entry/' + props.row.id">#{{ props.row.id }}</a></q-td>"""
-_STATUS_CELL = """<q-td :props="props"><span :class="'chip ' + props.row.tone">{{ props.row.status }}</span></q-td>"""
-_SELECT_ALL = """<q-checkbox v-model="props.selected" dense aria-label="Select all entries of this page" />"""
-_SELECT_ONE = """<q-checkbox v-model="props.selected" dense :aria-label="'Select entry ' + props.row.id" />"""
-_DETAIL_CELL = """<q-td :props="props"><span class="soft small clip">{{ props.row.detail }}</span></q-td>"""
 
 
 async def build(session: PageSession) -> None:
@@ -95,15 +90,11 @@ class _QueuePage:
         """Draw the actions, the table and its pages."""
         self._actions = BulkActions(self._session, self._chosen)
         with ui.element("div").classes("table-wrap"):
-            self._table = ui.table(rows=[], columns=_COLUMNS, row_key="id", pagination=0)
+            self._table = CellTable(rows=[], columns=_COLUMNS, row_key="id", pagination=0)
             self._table.set_selection("multiple" if self._actions.has_any else None)
             self._table.props("flat bordered dense hide-pagination role=region").classes("entries")
             self._table.on_select(lambda _: self._actions.show_selection(len(self._table.selected)))
         labelled(self._table, "Entries")
-        for name, template in (("id", _ID_CELL), ("status", _STATUS_CELL), ("detail", _DETAIL_CELL)):
-            self._table.add_slot(f"body-cell-{name}", template)
-        self._table.add_slot("header-selection", _SELECT_ALL)
-        self._table.add_slot("body-selection", _SELECT_ONE)
         with ui.element("div").classes("toolbar"):
             self._newer = ui.button("Newer", icon="chevron_left", on_click=lambda: self._turn(-1))
             self._place = ui.label("").props("role=status")
