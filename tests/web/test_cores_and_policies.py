@@ -27,12 +27,14 @@ def test_leases_refusals_and_budgets_of_cpu_time_are_shown(operator: Page, share
     expect(operator.get_by_role("link", name=f"leased by leaser #{first}")).to_be_visible()
     expect(operator.get_by_role("cell", name="core 1 for itself")).to_be_visible()
     refused = operator.get_by_role("group", name="Refused")
-    expect(refused.get_by_role("link", name=str(second), exact=True)).to_be_visible()
+    link = refused.get_by_role("link", name=str(second), exact=True)
+    link.focus()
     expect(operator.get_by_role("cell", name="name web-cpu")).to_be_visible()
     picture(operator, "cores")
     with shared.client() as client:
         client.complete(first, "completed", token=token)
     expect(operator.get_by_text("No run has been granted cores.")).to_be_visible()
+    expect(link).to_be_focused()
 
 
 def test_an_operator_sets_the_policy(page: Page, shared: World) -> None:

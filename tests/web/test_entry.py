@@ -54,11 +54,21 @@ def test_a_run_is_followed_from_the_queue_to_its_end(operator: Page, shared: Wor
         operator.goto(f"{shared.board.url}/entry/{sched_id}")
         chip = operator.locator(".page .chip").first
         expect(chip).to_have_text("waiting")
+        cancel = operator.get_by_role("button", name="Cancel")
+        cancel.focus()
         client.queue.change(sched_id, runnable_at=0.0)
         expect(chip).to_have_text("ready")
+        expect(cancel).to_be_focused()
         token = client.queue.force_claim(sched_id, worker_id="w").token
         assert token is not None
         expect(chip).to_have_text("running")
+        expect(operator.locator(".toolbar:focus")).to_contain_text("Stop")  # the button is gone
+        child = queued(client, pid, parent_id=sched_id, runnable_at=4e9)
+        link = operator.locator(f'a[href="/entry/{child}"]')
+        link.focus()
+        client.queue.request_cancel(child)
+        expect(link).to_contain_text("cancelled")
+        expect(link).to_be_focused()
         client.logs.append(sched_id, 1, token, 0, b"first line\n")
         log = operator.get_by_role("log")
         expect(log).to_contain_text("first line")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
+from rota.model.work import ScheduleSpec
 from tests.web.harness import World, picture
 from tests.web.made import agent, queued
 
@@ -28,6 +29,13 @@ def test_what_happens_appears_and_is_filtered(operator: Page, shared: World) -> 
         expect(operator.get_by_text(f"told #{missed} queued")).to_have_count(0)
         operator.get_by_role("button", name="Go on").click()
         expect(operator.get_by_text(f"told #{missed} queued")).to_be_visible()
+        details = operator.get_by_role("row").filter(has_text=f"told #{missed} queued").get_by_role("button")
+        details.focus()
+        for _ in range(2):  # more than the browser draws at once
+            client.enqueue_many([ScheduleSpec(pid=told, runnable_at=4e9) for _ in range(40)])
+            expect(operator.get_by_text(f"up to event {client.journal.cursor():,}")).to_be_visible()
+            expect(details).to_be_focused()
+            expect(details).to_be_in_viewport()
     operator.get_by_label("Search").fill("mine.said")
     expect(operator.get_by_text(f"told #{missed} queued")).to_have_count(0)
     operator.get_by_role("button", name="Details").click()

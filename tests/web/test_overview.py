@@ -31,11 +31,13 @@ def test_numbers_shares_budgets_and_limits_are_live(operator: Page, shared: Worl
 
 def test_the_fleet_is_paused_and_resumed(operator: Page, shared: World) -> None:
     operator.goto(shared.board.url)
-    operator.get_by_role("button", name="Pause the fleet").click()
-    operator.get_by_role("alertdialog").get_by_role("button", name="Pause").click()
+    operator.get_by_role("button", name="Pause the fleet").press("Enter")
+    operator.get_by_role("alertdialog").get_by_role("button", name="Pause").press("Enter")
     expect(operator.get_by_text(f"The fleet is paused by uid:{os.getuid()}")).to_be_visible()
-    operator.get_by_role("button", name="Resume the fleet").click()
-    expect(operator.get_by_role("button", name="Pause the fleet")).to_be_visible()
+    resume = operator.get_by_role("button", name="Resume the fleet")
+    expect(resume).to_be_focused()
+    resume.press("Enter")
+    expect(operator.get_by_role("button", name="Pause the fleet")).to_be_focused()
     with shared.client() as client:
         assert client.projects.fleet_paused_by() is None
     assert authors(shared, "kernel.pause.set")[-1] == f"uid:{os.getuid()}"

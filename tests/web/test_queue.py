@@ -78,6 +78,38 @@ def test_many_entries_are_paged_searched_and_filtered(operator: Page, shared: Wo
     expect(operator.get_by_text("there is no agent no-such-agent")).to_be_visible()
 
 
+def test_the_focus_stays_in_its_row_when_rows_are_drawn_again(operator: Page, shared: World) -> None:
+    with shared.client() as client:
+        pid = agent(client, "focused", "focused")
+        plain, kept = (ScheduleSpec(pid=pid, tags=tags, runnable_at=4e9) for tags in ((), ("kept",)))
+        oldest, *_, below, gone, above = client.enqueue_many([plain] * 48 + [kept, plain, kept])
+        operator.goto(f"{shared.board.url}/queue?project=focused")
+        box, tag = operator.get_by_role("checkbox", name=f"Select entry {below}"), operator.get_by_label("Tag")
+        box.focus()
+        client.queue.change(below, priority=74243)
+        expect(operator.get_by_role("cell", name="74243")).to_be_visible()
+        expect(box).to_be_focused()
+        tag.fill("kept")
+        operator.get_by_role("link", name=f"#{gone}", exact=True).focus()
+        expect(operator.locator("tbody tr").filter(has_text=f"#{below}")).to_be_focused()  # the next row
+        tag.focus()
+        tag.evaluate("field => field.setSelectionRange(1, 3)")
+        client.queue.change(below, priority=74244)
+        expect(operator.get_by_role("cell", name="74244")).to_be_visible()
+        assert tag.evaluate("field => [field.selectionStart, field.selectionEnd]") == [1, 3]
+    tag.fill("")
+    link = operator.get_by_role("link", name=f"#{above}", exact=True)
+    link.focus()
+    expect(operator.locator("tbody tr")).to_have_count(PAGE_SIZE)
+    expect(link).to_be_focused()
+    operator.get_by_role("button", name="Older").press("Enter")
+    expect(operator.locator(".toolbar:focus")).to_contain_text("51 to 51 of 51")  # the button is hidden
+    tag.fill("none")
+    operator.get_by_role("link", name=f"#{oldest}", exact=True).focus()
+    expect(operator.get_by_text("No entry matches")).to_be_visible()
+    expect(operator.locator("main.page")).to_be_focused()
+
+
 def test_selected_entries_are_retried_after_a_question(operator: Page, shared: World) -> None:
     with shared.client() as client:
         pid = agent(client, "bulk-retry", "bulk-retry")

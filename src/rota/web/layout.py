@@ -15,7 +15,8 @@ from rota.web.widgets import labelled
 
 __all__ = ["HEAD", "draw_page"]
 
-HEAD = '<link rel="stylesheet" href="/static/rota.css">'  # a constant: what is added here is not escaped
+# a constant: what is added here is not escaped
+HEAD = '<link rel="stylesheet" href="/static/rota.css"><script defer src="/static/focus.js"></script>'
 FOCUS_SEARCH = 'document.querySelector("[data-search] input, input[data-search]")?.focus()'
 _STATUS_WORDS = {"connecting": "connecting", "live": "live", "lost": "not connected", "ended": "signed out"}
 

@@ -71,7 +71,6 @@ class LiveLog:
         self._offset, self._lines = None, LogLines()
         self._parts.clear()
         self._counts.clear()
-        self._log.set_visibility(False)
 
     async def refresh(self) -> None:
         """Read what was printed since."""
@@ -116,7 +115,7 @@ class LiveLog:
             with self._parts:
                 ui.label("\n".join(lines))
             self._counts.append(len(lines))
-            self._log.set_visibility(True)
         while sum(self._counts) > LINES_MAX:
             self._counts.popleft()
             self._parts.remove(0)
+        self._log.set_visibility(bool(self._counts))

@@ -12,6 +12,7 @@ from rota.errors import NotFound
 from rota.model import (
     EntryReport,
     Explanation,
+    ReadyEntry,
     RelatedEntry,
     Suggestion,
     attempt_heading,
@@ -80,7 +81,8 @@ class _EntryPage:
 
     def draw(self) -> None:
         """Draw the sections, and fill them live."""
-        self._head, self._actions = _Changing(), _Changing()
+        self._head = _Changing()
+        self._draw_actions()
         self._why_card = section("Why it is not running")
         with self._why_card:
             self._why = _Changing()
@@ -90,8 +92,10 @@ class _EntryPage:
             with section("History"):
                 self._history = _Changing()
         with section("Output"):
-            self._attempts_choice = _Changing()
+            self._attempt = ui.select({0: "the last attempt"}, value=0, label="Output of")
+            self._attempt.props("dense outlined").classes("filter-wide")
             self._log = LiveLog(self._session, self._sched_id)
+            self._attempt.on_value_change(lambda event: self._log.show_attempt(event.value or None))
         with section("Attempts"):
             self._attempts = _Changing()
         with ui.element("div").classes("grid"):
@@ -110,14 +114,15 @@ class _EntryPage:
         self._found = found = await self._session.read(api.show, self._sched_id)
         entry = found.entry
         self._head.show((entry.status, found.agent, found.progress), self._draw_head)
-        self._actions.show((entry.status, entry.hold, entry.cancel_requested), self._draw_actions)
+        for button, fits in self._actions:
+            button.set_visibility(fits(entry))
         fields = [(name, text) for name, text in report_fields(found) if text]
         self._fields.show(fields, lambda: _draw_fields(fields))
         self._history.show((found.history, found.history_is_complete), lambda: _draw_history(found))
         self._attempts.show(found.attempts, lambda: _draw_attempts(found))
-        self._attempts_choice.show(len(found.attempts), self._draw_choice)
-        self._payload.show(entry.payload, lambda: _draw_json(entry.payload, "It has no payload."))
-        self._result.show(shown_result(found), lambda: _draw_json(shown_result(found), "It has no result."))
+        self._show_choice([attempt.attempt for attempt in found.attempts])
+        self._payload.show(entry.payload, lambda: _draw_json(entry.payload, "Payload"))
+        self._result.show(shown_result(found), lambda: _draw_json(shown_result(found), "Result"))
         self._related.show((found.parent, found.children, found.after), lambda: _draw_related(found))
         self._why_card.set_visibility(entry.status in QUEUED)
         if entry.status in QUEUED:
@@ -139,21 +144,21 @@ class _EntryPage:
             Meter("Progress").set(found.progress.fraction, f"{found.progress.fraction:.0%} {found.progress.text}")
 
     def _draw_actions(self) -> None:
-        entry, session = self._found.entry, self._session
+        cancel = "kernel.sched.request_cancel"
+        known: tuple[tuple[str, str, str, Callable[[], Any], Callable[[ReadyEntry], bool]], ...] = (
+            ("Retry", "replay", "kernel.sched.retry", self._retry, lambda e: e.status in ENDED or e.hold == "backoff"),
+            ("Cancel", "close", cancel, self._cancel, lambda e: e.status in QUEUED),
+            ("Stop", "stop", cancel, self._cancel, lambda e: e.status == "running" and not e.cancel_requested),
+            ("Release", "lock_open", "kernel.sched.release", self._release, lambda e: e.hold in ("after", "worker")),
+            ("Change priority …", "tune", "kernel.sched.change", self._change, lambda e: e.status in QUEUED),
+            ("Pause its agent", "pause", "kernel.agent.pause", self._pause, lambda e: e.status in (*QUEUED, "running")),
+        )
         with ui.element("div").classes("toolbar"):
-            if (entry.status in ENDED or entry.hold == "backoff") and session.may("kernel.sched.retry"):
-                _button("Retry", "replay", self._retry)
-            if entry.status in QUEUED and session.may("kernel.sched.request_cancel"):
-                _button("Cancel", "close", self._cancel)
-            is_running = entry.status == "running" and not entry.cancel_requested
-            if is_running and session.may("kernel.sched.request_cancel"):
-                _button("Stop", "stop", self._cancel)
-            if entry.hold in ("after", "worker") and session.may("kernel.sched.release"):
-                _button("Release", "lock_open", self._release)
-            if entry.status in QUEUED and session.may("kernel.sched.change"):
-                _button("Change priority …", "tune", self._change)
-            if entry.status in (*QUEUED, "running") and session.may("kernel.agent.pause"):
-                _button("Pause its agent", "pause", self._pause)
+            self._actions = [
+                (ui.button(label, icon=icon, on_click=act).props("outline dense no-caps"), fits)
+                for label, icon, method, act, fits in known
+                if self._session.may(method)
+            ]
 
     async def _retry(self) -> None:
         words = f"entry {self._sched_id} is retried"
@@ -260,19 +265,14 @@ class _EntryPage:
 
     # --- attempts --------------------------------------------------------------------------------
 
-    def _draw_choice(self) -> None:
-        attempts = [attempt.attempt for attempt in self._found.attempts]
-        if len(attempts) > 1:
-            choices = {0: "the last attempt", **{number: f"attempt {number}" for number in attempts}}
-            chosen = ui.select(choices, value=0, label="Output of").props("dense outlined").classes("filter-wide")
-            chosen.on_value_change(lambda event: self._log.show_attempt(event.value or None))
+    def _show_choice(self, attempts: list[int]) -> None:
+        self._attempt.set_visibility(len(attempts) > 1)
+        choices = {0: "the last attempt", **{number: f"attempt {number}" for number in attempts}}
+        if choices != self._attempt.options:
+            self._attempt.set_options(choices)
 
 
 # --- drawing without a state -----------------------------------------------------------------------
-
-
-def _button(label: str, icon: str, action: Callable[[], Any]) -> None:
-    ui.button(label, icon=icon, on_click=action).props("outline dense no-caps")
 
 
 def _sentence(text: str, tone: str) -> None:
@@ -302,13 +302,13 @@ def _draw_attempts(found: EntryReport) -> None:
         ui.label("It has not run yet.").classes("soft")
 
 
-def _draw_json(value: Any, nothing: str) -> None:
+def _draw_json(value: Any, name: str) -> None:
     if value is None or value == {}:
-        ui.label(nothing).classes("soft")
+        ui.label(f"It has no {name.lower()}.").classes("soft")
         return
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     cut = f"\n… {len(text):,} characters in all" if len(text) > JSON_CHARS_MAX else ""
-    ui.label(text[:JSON_CHARS_MAX] + cut).classes("log").props("tabindex=0")
+    labelled(ui.label(text[:JSON_CHARS_MAX] + cut).classes("log").props("tabindex=0 role=group"), name)
 
 
 def _draw_related(found: EntryReport) -> None:

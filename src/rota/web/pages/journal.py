@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -143,8 +143,10 @@ class JournalPage:
     def _add(self, found: list[tuple[Event, EventText]], state: FleetState) -> None:
         now = self._session.api.clock.now()
         self._matching += len(found)
-        for number, (event, text) in enumerate(found[-ROWS_MAX:]):
-            shown = {**row(event, text, number, state, now), "actions": ["Details"]}
+        of_event: Counter[int] = Counter()  # a row has the same id when the journal is read again
+        for event, text in found[-ROWS_MAX:]:
+            shown = {**row(event, text, of_event[event.event_id], state, now), "actions": ["Details"]}
+            of_event[event.event_id] += 1
             if len(self._rows) == ROWS_MAX:
                 self._events.pop(self._rows[0]["id"], None)
             self._rows.append(shown)

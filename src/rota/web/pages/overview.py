@@ -46,23 +46,25 @@ async def build(session: PageSession) -> None:
 
 def _pause(session: PageSession) -> None:
     """Say that the fleet is paused, with the button that changes it."""
+    is_paused = False
+
+    async def toggle() -> None:
+        await (_resume_fleet(session) if is_paused else _pause_fleet(session))
+
     with ui.element("div").classes("toolbar"):
-        buttons = _pause_buttons(session) if session.may("kernel.project.pause_fleet") else ()
+        button = ui.button(on_click=toggle).props("outline dense no-caps")
+        button.set_visibility(session.may("kernel.project.pause_fleet"))
         words = ui.label("").classes("tone-warn").props("role=status")
 
     async def refresh() -> None:
+        nonlocal is_paused
         by = await session.read(session.api.projects.fleet_paused_by)
-        words.set_text("" if by is None else f"The fleet is paused by {by}: nothing is claimed.")
-        for button, is_for_paused in zip(buttons, (False, True), strict=False):
-            button.set_visibility(is_for_paused == (by is not None))
+        is_paused = by is not None
+        words.set_text(f"The fleet is paused by {by}: nothing is claimed." if is_paused else "")
+        button.set_text("Resume the fleet" if is_paused else "Pause the fleet")
+        button.set_icon("play_arrow" if is_paused else "pause")
 
     session.live(refresh)
-
-
-def _pause_buttons(session: PageSession) -> tuple[ui.button, ui.button]:
-    pause = ui.button("Pause the fleet", icon="pause", on_click=lambda: _pause_fleet(session))
-    resume = ui.button("Resume the fleet", icon="play_arrow", on_click=lambda: _resume_fleet(session))
-    return pause.props("outline dense no-caps"), resume.props("outline dense no-caps")
 
 
 async def _pause_fleet(session: PageSession) -> None:
