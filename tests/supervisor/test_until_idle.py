@@ -201,7 +201,10 @@ def test_a_store_that_fails_to_take_a_result_is_an_error(
         assert job.entry().state == "dispatched"  # recovered when its claim expires
 
 
-def test_an_outage_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("problem", [StoreUnavailable("the disk is full"), ValueError("a defect")])
+def test_a_fault_of_the_heartbeat_thread_is_said_once(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(heartbeats, "RETRY_S", 0.0)
     tries, tried = [0], threading.Event()
 
@@ -209,7 +212,7 @@ def test_an_outage_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         tries[0] += 1
         if tries[0] == 5:
             tried.set()
-        raise StoreUnavailable("the disk is full")
+        raise problem
 
     with Rota() as rota:
         wait = rota.api.journal.wait
@@ -223,8 +226,32 @@ def test_an_outage_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
         work.enqueue()
         assert rota.run(until_idle=True).completed == 1
-    said = [record.getMessage() for record in caplog.records]
-    assert [each.partition(".")[0] for each in said] == ["heartbeat thread: the disk is full"]
+    what = problem if isinstance(problem, StoreUnavailable) else "unexpected error"
+    assert caplog.messages == [f"heartbeat thread: {what}; trying every 0 s"]
+
+
+def test_a_defect_of_the_slot_loop_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slot_loop, "RETRY_S", 0.0)
+    with Rota() as rota:
+        turn, tries = rota.api.turn, [0]
+
+        def defective(*arguments: Any, **more: Any) -> Any:
+            tries[0] += 1
+            if tries[0] <= 5:
+                raise ValueError("a defect")
+            return turn(*arguments, **more)
+
+        monkeypatch.setattr(rota.api, "turn", defective)
+
+        @rota.agent
+        def work() -> None: ...
+
+        work.enqueue()
+        assert rota.run(until_idle=True).completed == 1
+    assert caplog.messages == ["slot loop: unexpected error; trying every 0 s"]
+    assert caplog.text.count("ValueError: a defect") == 1
 
 
 @pytest.mark.parametrize("problem", [InvalidInput("it cannot be read"), ValueError("it cannot be read")])

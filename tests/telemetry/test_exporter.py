@@ -116,7 +116,10 @@ def test_metrics_have_the_names_of_prometheus_and_of_the_conventions(
 
 
 def test_a_collector_that_is_away_costs_a_delay_and_nothing_is_lost_or_sent_twice(
-    receiver: Collector, environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+    receiver: Collector,
+    environ: Mapping[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
     receiver.refuse = 3
@@ -128,6 +131,7 @@ def test_a_collector_that_is_away_costs_a_delay_and_nothing_is_lost_or_sent_twic
         ids = [span.span_id.hex() for span in receiver.spans]
         assert ids == [span.ref.span_id for span in spans_of(kernel_of(rota))]
     assert receiver.refuse == 0
+    assert caplog.text.count("the collector cannot be reached") == 1
 
 
 def test_a_page_that_is_never_taken_is_left_out_and_counted(

@@ -19,6 +19,7 @@ from rota.rpc import METHODS, SCOPES, CallerRights
 from rota.rpc.authorization import Principal, authorize
 from rota.rpc.methods import Scope
 from rota.service import Dispatcher
+from rota.web import feed as web_feed
 from rota.web.access import CallerAccess
 from rota.web.feed import EVENTS_KEPT, Feed
 from rota.web.page_session import PageSession
@@ -77,23 +78,33 @@ def test_a_burst_of_events_is_a_few_updates_and_all_of_them_are_folded(api: Disp
     assert kept <= EVENTS_KEPT
 
 
-def test_a_page_that_fails_does_not_end_the_updates_of_others(api: Dispatcher) -> None:
+def test_a_page_that_fails_is_logged_once_and_does_not_end_the_updates_of_others(
+    api: Dispatcher, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_feed, "TICK_S", 0.0)
+
     async def watch() -> None:
-        feed, done = Feed(api, "test"), asyncio.Event()
+        feed, done, fails = Feed(api, "test"), asyncio.Event(), 0
 
         async def broken() -> None:
+            nonlocal fails
+            fails += 1
+            feed.touch()  # the next update follows at once
             raise RuntimeError("a page")
 
         async def healthy() -> None:
-            if feed.status == "live":
+            if feed.status == "live" and fails >= 3:
                 done.set()
 
         feed.subscribe(broken)
         feed.subscribe(healthy)
         await until(done)
+        feed.unsubscribe(broken)
+        assert not feed._faults.is_failing  # a page that is closed is forgotten
         feed.stop()
 
     run(watch())
+    assert caplog.messages == ["a page could not be updated: unexpected error"]
 
 
 class FakeClient:

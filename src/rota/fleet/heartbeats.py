@@ -8,12 +8,12 @@ registration, every `WORKER_REFRESH_S`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rota.errors import RotaError, StoreCorrupt, StoreReplaced, StoreUnavailable
+from rota.fault_log import FaultLog
 from rota.fleet.live_run import LiveRun
 from rota.kernel.paging import READ_MAX
 from rota.model.event_codec import decode
@@ -27,7 +27,6 @@ __all__ = ["BackgroundTask", "Heartbeats"]
 
 READ_PAUSE_S = 0.1  # between two reads of the journal
 CLOCK_CHECK_S = 5.0  # how late a task that depends on a date notices that the wall clock has jumped
-_log = logging.getLogger("rota.fleet")
 
 
 class BackgroundTask(Protocol):
@@ -74,8 +73,7 @@ class Heartbeats:
         self._kinds = tuple(sorted({*own, *(kind for task in tasks for kind in task.kinds)}))
         self._closing = threading.Condition()
         self._is_over = False
-        self._problem = ""  # why the last turn failed
-        self._faults: dict[Callable[..., None], str] = {}  # why a task failed when it last did this; said once
+        self._faults = FaultLog("rota.fleet")  # of the thread's own turns, and of each thing that a task does
         self._reading = threading.Lock()  # held while events are handled
         self._cursor = api.journal.cursor()
         self._thread = threading.Thread(target=keeping_author(self._serve), name="rota-heartbeats", daemon=True)
@@ -98,6 +96,7 @@ class Heartbeats:
             for task in self._tasks:  # triggers have a cursor of their own: events may have passed before this start
                 self._guarded(task.on_events, (), outages=False)
         while not self._is_over:
+            pause_s = READ_PAUSE_S
             try:
                 cursor = self._api.journal.wait(self._cursor, self._until_due_s(heartbeat_at))
                 if self._api.clock.monotonic() >= heartbeat_at:
@@ -107,21 +106,14 @@ class Heartbeats:
                 with self._reading:
                     self._read_journal(cursor)
                     self._run_due_tasks()
-                self._problem = ""
-            except RotaError as problem:
+                self._faults.worked()
+            except Exception as problem:  # also a defect: without heartbeats every claim would expire
                 if not isinstance(problem, StoreReplaced) or not self._on_replaced(problem):
-                    self._say_once(problem)
-            except Exception:  # a fault of a background task: without heartbeats every claim would expire
-                _log.exception("heartbeat thread: unexpected error; continuing")
+                    self._faults.failed("heartbeat thread", problem, then=f"trying every {RETRY_S:g} s")
+                    pause_s = RETRY_S
             with self._closing:
                 if not self._is_over:
-                    self._api.clock.wait(self._closing, RETRY_S if self._problem else READ_PAUSE_S)
-
-    def _say_once(self, problem: RotaError) -> None:
-        """Say what is wrong, and not again until it has worked or something else is wrong: an outage may last."""
-        if self._problem != str(problem):
-            _log.warning("heartbeat thread: %s; trying every %g s", problem, RETRY_S)
-        self._problem = str(problem)
+                    self._api.clock.wait(self._closing, pause_s)
 
     def catch_up(self) -> None:
         """Handle all events up to now and do what is due, on the calling thread."""
@@ -179,19 +171,14 @@ class Heartbeats:
 
     def _guarded(self, act: Callable[..., None], *arguments: object, outages: bool = True) -> None:
         """Let a task act. A fault of one must not keep the events from the others; an outage concerns all."""
-        before = self._faults.pop(act, "")
         try:
             act(*arguments)
-        except RotaError as problem:
+        except Exception as problem:
             if outages and isinstance(problem, StoreUnavailable | StoreReplaced):
                 raise
-            self._faults[act] = str(problem)
-            if before != str(problem):
-                _log.warning("background task: %s; continuing", problem)
-        except Exception as problem:
-            self._faults[act] = repr(problem)
-            if before != repr(problem):
-                _log.exception("background task: unexpected error; continuing")
+            self._faults.failed("background task", problem, then="continuing", of=act)
+        else:
+            self._faults.worked(act)
 
 
 def _cancelled_by(event: Event) -> list[int]:

@@ -7,12 +7,12 @@ recorded is lost, and the run goes on.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 from rota.clock import Clock
 from rota.errors import InvalidPayload, RotaError
+from rota.fault_log import FaultLog
 from rota.host.watchdog import Watchdog
 from rota.model.checks import NOTE_CHARS_MAX, Checks
 
@@ -20,7 +20,6 @@ __all__ = ["ProgressReports"]
 
 PAUSE_S = 1.0
 _checks = Checks("progress", InvalidPayload)
-_log = logging.getLogger("rota.fleet")
 
 
 class ProgressReports:
@@ -30,6 +29,7 @@ class ProgressReports:
         self._clock = clock
         self._watchdog = watchdog
         self._record = record
+        self._faults = FaultLog("rota.fleet")
         self._lock = threading.Lock()
         self._recorded_at: float | None = None
         self._newest: tuple[float, str] | None = None  # not recorded yet
@@ -65,4 +65,6 @@ class ProgressReports:
         try:
             self._record(*newest)
         except RotaError as problem:
-            _log.warning("cannot record the progress of a run: %s", problem)
+            self._faults.failed("cannot record the progress of a run", problem)
+        else:
+            self._faults.worked()

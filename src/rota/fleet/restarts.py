@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from rota.errors import RotaError
+from rota.fault_log import FaultLog
 from rota.fleet.agent_settings import spec_for
 from rota.fleet.live_run import LiveRun
 from rota.host.watchdog import Watchdog
@@ -45,6 +46,7 @@ class Restarts:
         self._watchdog = watchdog
         self._lock = threading.Lock()
         self._failures: dict[int, int] = {}  # in a row, by pid
+        self._faults = FaultLog("rota.fleet")  # of the ends of quarantines, by pid
 
     def resume_quarantined(self) -> None:
         """Schedule the end of every quarantine that an earlier supervisor began."""
@@ -108,5 +110,8 @@ class Restarts:
             if self._api.agents.get(pid).paused_by == QUARANTINE:
                 self._api.agents.resume(pid, QUARANTINE)
         except RotaError as problem:  # on the watchdog's thread, which must not end
-            _log.warning("cannot end the quarantine of agent %s: %s; retrying in %g s", pid, problem, RESUME_RETRY_S)
+            then = f"trying every {RESUME_RETRY_S:g} s"
+            self._faults.failed(f"cannot end the quarantine of agent {pid}", problem, then=then, of=pid)
             self._end_quarantine_after(RESUME_RETRY_S, pid)
+        else:
+            self._faults.worked(pid)

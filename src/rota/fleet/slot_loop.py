@@ -33,6 +33,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreReplaced
+from rota.fault_log import FaultLog
 from rota.fleet.live_run import LiveRun
 from rota.fleet.runners.contract import RunOutcome
 from rota.kernel.run_reports import COMPLETE_MAX, INVALID_REPORT, CompletionAnswer, RunReport, storable
@@ -111,6 +112,7 @@ class SlotLoop:
         self.last_failed: int | None = None  # of them
         self._problem: RotaError | None = None  # why the last turn failed
         self._failures = 0  # turns that failed in a row
+        self._faults = FaultLog("rota.fleet")  # of the loop, and of its turns
         self._ends_when_idle = False
         self._threads = _RunThreads("rota-run")
 
@@ -202,11 +204,13 @@ class SlotLoop:
 
     def _iterate_or_pause(self) -> bool | None:
         try:
-            return self._iterate()
-        except Exception:  # a defect must not end the loop: the runs of all other agents depend on it
-            _log.exception("slot loop: unexpected error; continuing in %g s", RETRY_S)
+            going = self._iterate()
+        except Exception as problem:  # a defect must not end the loop: the runs of all other agents depend on it
+            self._faults.failed("slot loop", problem, then=f"trying every {RETRY_S:g} s")
             self._pause()
             return True
+        self._faults.worked()
+        return going
 
     def _pause(self) -> None:
         with self._changed:
@@ -264,21 +268,20 @@ class SlotLoop:
                 return []
             if isinstance(problem, StoreReplaced) and not self._is_claiming:  # the supervisor ends without its store
                 return []
-            is_new = self._problem is None or str(self._problem) != str(problem)
             self._problem, self._failures = problem, self._failures + 1
             self._put_back(reports)
             if not self._is_lost():
-                if is_new:  # an outage may last: it is said once
-                    _log.warning("cannot report or claim: %s; trying every %g s", problem, RETRY_S)
+                self._faults.failed("cannot report or claim", problem, then=f"trying every {RETRY_S:g} s", of="turn")
                 self._pause()
             return []
         except Exception as problem:
             if not reports:
                 raise
-            _log.exception("unexpected error in a commit of %s reports", len(reports))
+            self._faults.failed(f"a commit of {len(reports)} reports", problem, of="turn")
             self._isolate(reports, problem)
             return []
         self._problem, self._failures = None, 0
+        self._faults.worked("turn")
         self._handle_answers(reports, answers)
         return entries
 

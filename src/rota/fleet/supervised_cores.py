@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rota.errors import Refused, RotaError
+from rota.fault_log import FaultLog
 from rota.fleet.live_run import LiveRun
 from rota.fleet.runners.contract import RunOutcome
 from rota.host.confinement import Confinement
@@ -41,6 +42,7 @@ class SupervisedCores:
         self._host: CoreHost | None = None
         self._confinement: Confinement | None = None
         self._check_at = 0.0
+        self._faults = FaultLog("rota.fleet")
         self._told: dict[int, str] = {}  # why entries wait, by entry
 
     def execute(self, run: LiveRun, execute: Callable[[], RunOutcome]) -> RunOutcome:
@@ -97,7 +99,9 @@ class SupervisedCores:
         try:
             confinement.set_open(open_cores(self._api, host))
         except RotaError as problem:
-            _log.warning("cannot read which cores are leased: %s", problem)
+            self._faults.failed("cannot read which cores are leased", problem)
+        else:
+            self._faults.worked()
 
     # --- background ------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import uuid
 
-from rota.errors import RotaError
+from rota.fault_log import FaultLog
 from rota.kernel import Kernel
 from rota.kernel.automatic_retention import LOOK_S
 from rota.store.author import keeping_author
@@ -30,6 +30,7 @@ class RetentionThread:
         self._first_after_s = first_after_s
         self._kernel = kernel
         self._holder = uuid.uuid4().hex
+        self._faults = FaultLog("rota.retention")
         self._closing = threading.Event()
         self._thread = threading.Thread(target=keeping_author(self._serve), name="rota-retention", daemon=True)
 
@@ -55,10 +56,9 @@ class RetentionThread:
             removed = self._kernel.retention.keep(self._holder, lambda pause_s: not self._closing.wait(pause_s))
             if removed is not None and (removed.entries or removed.events):
                 _log.info("removed %s finished entries and %s events", removed.entries, removed.events)
-            return min(LOOK_S, max(1.0, self._kernel.retention.due_in_s()))
-        except RotaError as problem:  # the calls of others get it, too
-            _log.warning("cannot remove old rows: %s", problem.message)
+            due_in_s = self._kernel.retention.due_in_s()
+        except Exception as problem:  # a defect here must not end what this process is for
+            self._faults.failed("cannot remove old rows", problem, then=f"trying every {FAILED_S:g} s")
             return FAILED_S
-        except Exception:  # a defect here must not end what this process is for
-            _log.exception("cannot remove old rows")
-            return FAILED_S
+        self._faults.worked()
+        return min(LOOK_S, max(1.0, due_in_s))

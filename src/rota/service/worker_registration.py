@@ -5,7 +5,6 @@ A worker that cannot register works all the same: the register only says who is 
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -13,12 +12,11 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from rota.errors import RotaError
+from rota.fault_log import FaultLog
 from rota.model.workers import WORKER_REFRESH_S, SlotPool, WorkerKind
 from rota.service.api import SchedulerApi
 
 __all__ = ["WorkerRegistration"]
-
-_log = logging.getLogger("rota.fleet")
 
 
 class WorkerRegistration:
@@ -37,6 +35,7 @@ class WorkerRegistration:
         self._kind: WorkerKind = kind
         self._pools = pools  # read at each renewal: the number of slots may change
         self._is_draining = self._has_left = False
+        self._faults = FaultLog("rota.fleet")
         self._renew_at = 0.0  # on the advancing clock
         self._lock = threading.Lock()  # so that a renewal does not write what is out of date
 
@@ -92,7 +91,9 @@ class WorkerRegistration:
         try:
             write()
         except RotaError as problem:
-            _log.warning("the register of workers cannot be written: %s", problem)
+            self._faults.failed("the register of workers cannot be written", problem)
+        else:
+            self._faults.worked()
 
 
 def _version() -> str:

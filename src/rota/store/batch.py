@@ -20,21 +20,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from types import FunctionType
+from typing import Any, TypeVar
 
 from rota.errors import StoreError, StoreReplaced, StoreUnavailable
-from rota.lazy import late
+from rota.fault_log import FaultLog
 from rota.store.engine import RequestFailed, TransactionLost, WriteEngine
 from rota.store.parking import ParkedRequests
 from rota.store.protocol import Transaction, TransactionEffects
 from rota.store.requests import Request, RequestState
 
-if TYPE_CHECKING:
-    import logging
-else:
-    logging = late("logging")
-
-__all__ = ["RETRY_S", "BatchRunner", "call_each"]
+__all__ = ["RETRY_S", "BatchRunner"]
 
 RETRY_S = 1.0  # how long the parked requests wait after the store itself has failed
 T = TypeVar("T")
@@ -60,6 +57,7 @@ class BatchRunner:
         self._mutex = mutex  # guards the parked requests and the state of every request
         self._parked = parked
         self._is_writer_thread = is_writer_thread
+        self._faults = FaultLog(__name__, expected=())  # of what is called after transactions
         self._foreign_commit = False  # another process has written, and `take_foreign_commit` has not reported it yet
 
     def use(self, engine: WriteEngine) -> None:
@@ -233,7 +231,7 @@ class BatchRunner:
                 self._engine.check_files()
             except StoreReplaced as cause:  # a replaced file looks damaged
                 error = cause
-        call_each(request.effects.on_rollback)
+        self.call_each(request.effects.on_rollback)
         request.value, request.error, request.applied = None, error, False
         request.effects = TransactionEffects()
         return request
@@ -241,7 +239,7 @@ class BatchRunner:
     def _reset(self, batch: list[Request[Any]], parked: list[Request[Any]]) -> None:
         """Put requests of a lost transaction back to where they were before it; the parked ones wait on."""
         for request in [*batch, *parked]:
-            call_each(request.effects.on_rollback)
+            self.call_each(request.effects.on_rollback)
             request.value, request.error, request.applied = None, None, False
             request.effects = TransactionEffects()
         with self._mutex:
@@ -254,10 +252,10 @@ class BatchRunner:
         """Notify other processes, the listeners here, and the `on_commit` calls of the requests."""
         applied = [request for request in done if request.applied]
         if applied:
-            call_each((self._engine.notify_listeners, *self.listeners))
+            self.call_each((self._engine.notify_listeners, *self.listeners))
         for request in applied:
             if request.effects.on_commit:
-                call_each(request.effects.on_commit)
+                self.call_each(request.effects.on_commit)
 
     def _finish(self, done: list[Request[Any]]) -> None:
         if len(done) == 1 and not done[0].may_park:  # the usual case
@@ -277,11 +275,19 @@ class BatchRunner:
             if served_waiter:  # it may have changed the result of parked requests that were tried before it
                 self._parked.retry_all_in(0.0)
 
+    def call_each(self, calls: Iterable[Callable[[], object]]) -> None:
+        """Call each after a transaction. One that raises is logged and affects neither the others nor the result."""
+        for call in calls:
+            try:
+                call()
+            except Exception as problem:
+                self._faults.failed(f"{call!r}, called after a transaction", problem, of=_code_of(call))
+            else:
+                if self._faults.is_failing:
+                    self._faults.worked(_code_of(call))
 
-def call_each(calls: Iterable[Callable[[], object]]) -> None:
-    """Call each. One that raises is logged and affects neither the others nor the result."""
-    for call in calls:
-        try:
-            call()
-        except Exception:
-            logging.getLogger(__name__).exception("%r failed after its transaction had ended", call)
+
+def _code_of(call: Callable[[], object]) -> Hashable:
+    """Return what a call is known by: every transaction makes partials and lambdas of its own."""
+    function = call.func if isinstance(call, partial) else call
+    return function.__code__ if isinstance(function, FunctionType) else function

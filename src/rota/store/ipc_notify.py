@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rota.errors import UnsafePath
+from rota.fault_log import FaultLog
 from rota.lazy import late
 from rota.store.private_files import make_private_folder
 
@@ -181,6 +182,7 @@ class CommitListener:
     def __init__(self, notifier: CommitNotifier | None, check: Callable[[], None]) -> None:
         self._notifier = notifier
         self._check = check
+        self._faults = FaultLog(__name__)
         self._stop_in, self._stop_out = os.pipe()
         self._thread = threading.Thread(target=self._run, name="rota-watch", daemon=True)
         self._thread.start()
@@ -214,8 +216,10 @@ class CommitListener:
             if notified is not None:
                 _drain(notified)
             self._check()
-        except Exception:  # the thread must survive: parked requests depend on the next check
-            logging.getLogger(__name__).exception("the check for commits of other processes failed")
+        except Exception as problem:  # the thread must survive: parked requests depend on the next check
+            self._faults.failed("the check for commits of other processes", problem)
+        else:
+            self._faults.worked()
 
 
 def _drain(own: socket.socket) -> None:

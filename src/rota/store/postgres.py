@@ -196,8 +196,7 @@ class PostgresStore(Writer):
         with self._write_lock:  # a commit of this process may be announced before it is answered
             is_foreign = self._engine.note_news(news)
         if is_foreign and self.check_foreign_commit():
-            for call in self._foreign_listeners:
-                call()
+            self._batches.call_each(self._foreign_listeners)
 
     @contextlib.contextmanager
     def hold_worker_id(self, worker_id: str) -> Iterator[None]:

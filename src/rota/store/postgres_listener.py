@@ -12,7 +12,6 @@ A program that enqueues in a transaction of its own has no number; its commit no
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import threading
@@ -22,6 +21,7 @@ from typing import Any
 import psycopg
 
 from rota.errors import RotaError
+from rota.fault_log import FaultLog
 from rota.store.postgres_connection import PostgresAddress, connect
 from rota.store.postgres_engine import channel, turn_key
 
@@ -30,7 +30,6 @@ __all__ = ["POLL_S", "NewsListener"]
 INBOX = "inbox"  # what the schema's function `enqueue` notifies with
 POLL_S = 1.0  # how late a lost notification, or a server that is back, is noticed
 _ASK = "SELECT last_value, (SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_id LIMIT 1) FROM news"
-_log = logging.getLogger(__name__)
 
 
 class NewsListener:
@@ -45,6 +44,7 @@ class NewsListener:
         self._address = address
         self._on_news = on_news
         self._read_only = read_only
+        self._faults = FaultLog(__name__, expected=(psycopg.Error, RotaError, OSError))
         self._seen: int | None = None
         self._seen_inbox: int | None = None  # the first row that the poll has found there
         self._stop_in, self._stop_out = os.pipe()
@@ -66,17 +66,13 @@ class NewsListener:
         os.close(self._stop_out)
 
     def _run(self) -> None:
-        reported = False
         while True:
             try:
                 with contextlib.closing(self._connect()) as connection:
-                    reported = False
                     self._listen(connection)
                 break
             except (psycopg.Error, RotaError, OSError) as problem:
-                if not reported:
-                    _log.warning("commits of other processes are not heard of: %s", problem)
-                reported = True
+                self._faults.failed("commits of other processes are not heard of", problem)
             self._listening.set()
             if self._is_stopped(POLL_S):
                 break
@@ -95,6 +91,7 @@ class NewsListener:
         heard: set[str] = set()
         connection.add_notify_handler(lambda notice: heard.add(notice.payload))
         self._ask(connection)
+        self._faults.worked()
         self._listening.set()
         while True:
             ready = [descriptor for descriptor, _ in poll.poll(POLL_S * 1_000)]
@@ -133,8 +130,10 @@ class NewsListener:
     def _tell(self, news: int | None) -> None:
         try:
             self._on_news(news)
-        except Exception:  # the thread must survive: parked requests depend on the next commit
-            _log.exception("the check for commits of other processes failed")
+        except Exception as problem:  # the thread must survive: parked requests depend on the next commit
+            self._faults.failed("the check for commits of other processes", problem, of="check")
+        else:
+            self._faults.worked("check")
 
     def _is_stopped(self, wait_s: float) -> bool:
         return bool(select.select([self._stop_in], [], [], wait_s)[0])

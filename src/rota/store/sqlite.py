@@ -262,8 +262,7 @@ class SqliteStore(Writer):
 
     def _check_foreign_commit(self) -> None:
         if (self._foreign_listeners or self.parked) and (self.check_foreign_commit() or self._find_loss()):
-            for call in self._foreign_listeners:
-                call()
+            self._batches.call_each(self._foreign_listeners)
 
     def _find_loss(self) -> bool:
         """Whether the files were found moved, deleted or replaced for the first time; ends the parked requests then."""

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from rota.clock import Clock, SystemClock
 from rota.errors import StoreError, StoreUnavailable
-from rota.store.batch import BatchRunner, call_each
+from rota.store.batch import BatchRunner
 from rota.store.engine import WriteEngine
 from rota.store.parking import ParkedRequests
 from rota.store.protocol import Transaction, TransactionEffects, WakeHandle
@@ -94,7 +94,7 @@ class Writer:
             except BaseException as problem:
                 return batches.recover_single(work, effects, problem)
             if not engine.sole_user or batches.listeners or effects.on_commit:
-                call_each((engine.notify_listeners, *batches.listeners, *effects.on_commit))
+                batches.call_each((engine.notify_listeners, *batches.listeners, *effects.on_commit))
             return value
         finally:
             batches.lock_owner = None

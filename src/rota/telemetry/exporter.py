@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from rota.errors import RotaError, StoreUnavailable
+from rota.fault_log import FaultLog
 from rota.kernel import Kernel
 from rota.model.trace_context import sampling_ratio
 from rota.model.work import ReadyEntry
@@ -64,6 +65,7 @@ class Exporter:
         self._delay_s = _milliseconds(environ, "OTEL_BSP_SCHEDULE_DELAY", 5_000)
         self._interval_s = _milliseconds(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000)
         self.report = ExportReport()
+        self._faults = FaultLog("rota.telemetry", expected=(RotaError, ConnectionError))
         self._lookups = LOOKUPS_MAX
         self._cursor = self._saved = self._start(begin)
         self._saved_at = self._clock.monotonic()
@@ -153,8 +155,10 @@ class Exporter:
         while not send():
             if stop.is_set() or self._clock.monotonic() >= give_up_at:
                 return False
-            _log.warning("the collector cannot be reached; trying again in %.0f s", RETRY_S)
+            away = ConnectionError("the collector cannot be reached")
+            self._faults.failed("the export waits", away, then=f"trying every {RETRY_S:g} s", of="send")
             stop.wait(RETRY_S)
+        self._faults.worked("send")
         return True
 
     def send_metrics(self) -> None:
@@ -176,8 +180,9 @@ class Exporter:
         try:
             self._kernel.journal.remember(NOTE, {"cursor": self._cursor})
         except StoreUnavailable as problem:  # a full disk, for example; it is written later, or pages are sent again
-            _log.warning("how far the export has come is not written down: %s", problem.message)
+            self._faults.failed("how far the export has come is not written down", problem)
         else:
+            self._faults.worked()
             self._saved = self._cursor
 
 

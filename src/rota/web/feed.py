@@ -25,6 +25,7 @@ from weakref import WeakSet
 
 from rota.clock import SystemClock
 from rota.errors import Forbidden, NotFound, RotaError, StoreError, Unauthenticated
+from rota.fault_log import FaultLog
 from rota.host.process_cpu import thread_cpu_s
 from rota.model import Event, ReadyEntry
 from rota.model.events import EntriesCompleted, EntriesReturned
@@ -94,6 +95,7 @@ class Feed:
         self._ticker: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._listeners: dict[Listener, None] = {}
+        self._faults = FaultLog("rota.web")  # of the journal, and of each page
         self._drawing = asyncio.Semaphore(DRAWING_MAX)
 
     # --- pages -----------------------------------------------------------------------------------
@@ -111,6 +113,7 @@ class Feed:
     def unsubscribe(self, listener: Listener) -> None:
         """Call a page no longer."""
         self._listeners.pop(listener, None)
+        self._faults.worked(listener)
 
     @property
     def open_pages(self) -> int:
@@ -149,8 +152,10 @@ class Feed:
         async with self._drawing:
             try:
                 await listener()
-            except Exception:  # one page must not end the updates of the others
-                _log.exception("a page could not be updated")
+            except Exception as problem:  # one page must not end the updates of the others
+                self._faults.failed("a page could not be updated", problem, of=listener)
+            else:
+                self._faults.worked(listener)
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -158,14 +163,17 @@ class Feed:
         while not self._stopped:
             try:
                 self._read_once()
+                self._faults.worked()
                 pause_s = PACE_S * max(1.0, len(_following) / FEEDS_OF_FULL_PACE)
             except (Unauthenticated, Forbidden) as problem:
                 self._post(self._fail, "ended", problem.message)
                 return
             except RotaError as problem:
                 self._is_reading = False
-                lost = isinstance(problem, StoreError | NotFound)
-                _log.log(logging.DEBUG if lost else logging.WARNING, "the journal cannot be read: %s", problem)
+                if isinstance(problem, StoreError | NotFound):
+                    _log.debug("the journal cannot be read: %s", problem)
+                else:
+                    self._faults.failed("the journal cannot be read", problem)
                 self._post(self._fail, "lost", problem.message)
                 pause_s = RETRY_S
             with self._pause:

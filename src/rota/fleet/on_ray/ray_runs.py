@@ -31,6 +31,7 @@ import msgspec
 
 from rota.decoding import decode_json
 from rota.errors import LimitExceeded, RotaError
+from rota.fault_log import FaultLog
 from rota.fleet.live_run import LiveRun
 from rota.fleet.on_ray.driver_link import DriverLink
 from rota.fleet.on_ray.held_usage import HeldUsage
@@ -112,6 +113,7 @@ class RayRuns:
         self._on_problems = on_problems
         self._usage = HeldUsage()
         self._waits = threading.Semaphore(WAITS_MAX)
+        self._faults = FaultLog("rota.fleet")  # by kind of event
         self._folders = _import_folders()
         self._lock = threading.Lock()  # guards all below
         self._shapes: set[RayShape] = set()
@@ -335,10 +337,13 @@ class RayRuns:
                 if event is not None and event[0] in ("failed", "lost"):
                     told = event[1]
                     break
+                kind = None if event is None else event[0]
                 try:
                     self._handle(event)
-                except Exception:  # a defect: the other runs depend on this thread
-                    _log.exception("runs on Ray: unexpected error; continuing")
+                except Exception as problem:  # a defect: the other runs depend on this thread
+                    self._faults.failed("runs on Ray", problem, then="continuing", of=kind)
+                else:
+                    self._faults.worked(kind)
             link.release()
         except RotaError as problem:
             told = f"no driver process for Ray can be started: {problem.message}"

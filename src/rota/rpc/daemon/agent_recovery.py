@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 from rota.errors import RotaError
+from rota.fault_log import FaultLog
 from rota.kernel import Kernel
 
 __all__ = ["LOOK_EVERY_S", "AgentRecovery"]
@@ -41,10 +42,12 @@ class AgentRecovery:
 
     async def watch(self) -> None:
         """Look from time to time, until none is left."""
-        more = True
+        more, faults = True, FaultLog("rota.daemon")
         while more:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 more = await asyncio.to_thread(self.look)
             except RotaError as problem:  # of the store: the calls of clients get it too
-                _log.warning("cannot recover agents: %s", problem.message)
+                faults.failed("cannot recover agents", problem, then=f"trying every {LOOK_EVERY_S:g} s")
+            else:
+                faults.worked()

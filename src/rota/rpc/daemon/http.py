@@ -16,6 +16,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from rota.errors import Forbidden, LimitExceeded, LockedOut, RotaError, StoreUnavailable, Unauthenticated
+from rota.fault_log import FaultLog
 from rota.observe.metrics import Metrics
 from rota.rpc.authorization import Principal
 from rota.rpc.daemon.buffers import SharedMemory
@@ -107,12 +108,15 @@ class HttpServer:
 
     async def _update_metrics(self) -> None:
         """Read the journal regularly, so that a request for metrics has little left to read."""
+        faults = FaultLog("rota.daemon")
         while True:
             await asyncio.sleep(METRICS_UPDATE_S)
             try:
                 await asyncio.to_thread(self._metrics.catch_up)
             except RotaError as problem:
-                _log.warning("the metrics were not updated: %s", problem.message)
+                faults.failed("the metrics are not updated", problem, then=f"trying every {METRICS_UPDATE_S:g} s")
+            else:
+                faults.worked()
 
     # --- checking a request before its body comes ------------------------------------------------
 

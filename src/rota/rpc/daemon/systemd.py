@@ -6,7 +6,6 @@ The watchdog is notified from the event loop, so systemd restarts a daemon whose
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shlex
 import socket
@@ -14,11 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rota.fault_log import FaultLog
 from rota.store.addresses import host_path, shown_address
 
 __all__ = ["SystemdNotifier", "unit_file"]
 
-_log = logging.getLogger("rota.daemon")
 WATCHDOG_S = 30
 
 _UNIT = """\
@@ -57,6 +56,7 @@ class SystemdNotifier:
     """Sends notifications to systemd, if it started this process."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._faults = FaultLog("rota.daemon", expected=OSError)
         self._address = environment.get("NOTIFY_SOCKET", "")
         microseconds = environment.get("WATCHDOG_USEC", "")
         mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
@@ -84,4 +84,6 @@ class SystemdNotifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
                 out.sendto(text.encode(), address)
         except OSError as problem:
-            _log.warning("cannot notify systemd of %r: %s", text, problem)
+            self._faults.failed(f"cannot notify systemd of {text!r}", problem)
+        else:
+            self._faults.worked()

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from rota.errors import InvalidInput
+from rota.fault_log import FaultLog
 from rota.rpc.daemon.connections import Connections
 from rota.rpc.daemon.http_protocol import HttpProtocol
 from rota.rpc.daemon.transport import DaemonLimits
@@ -111,15 +112,16 @@ class Listener:
             await asyncio.sleep(0.01)
 
     async def _accept(self, bound: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        loop, faults = asyncio.get_running_loop(), FaultLog("rota.daemon", expected=OSError)
         while True:
             try:
                 accepted, _ = await loop.sock_accept(bound)
             except OSError as problem:  # too many open files, or the client has already gone
                 if not self._connections.make_room():
-                    _log.warning("cannot accept a connection: %s", problem)
+                    faults.failed("cannot accept a connection", problem, then=f"trying every {ACCEPT_RETRY_S:g} s")
                     await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
+            faults.worked()
             self._take(accepted)
 
     def _take(self, accepted: socket.socket) -> None:
