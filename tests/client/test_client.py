@@ -302,7 +302,7 @@ def test_connections_are_pooled_and_closed(served: Served) -> None:
         thread.join(30.0)
     assert 1 <= len(client._idle) <= IDLE_MAX
     client.close()
-    served._until(lambda: len(served.daemon._connections) == 0)
+    served._until(lambda: len(served.daemon.listener.connections) == 0)
     with pytest.raises(StoreUnavailable, match="closed"):
         client.info()
 

@@ -128,7 +128,7 @@ def test_out_bytes_max_limits_unread_responses(tmp_path: Path) -> None:
     """Responses that a client does not read are kept up to the limit; at the limit and one past it."""
     with serving(tmp_path / "rota.db", limits=DaemonLimits(out_bytes_max=10_000)) as served, Raw(served.unix) as raw:
         assert "result" in raw.ask("kernel.sched.counts")
-        (connection,) = served.daemon._connections.open()
+        (connection,) = served.daemon.listener.connections.open()
         outbox: Any = connection._outbox  # type: ignore[attr-defined]  # as in the daemon
 
         async def reads() -> list[bool]:
@@ -204,7 +204,7 @@ def test_connections_max_on_the_unix_socket(tmp_path: Path) -> None:
         with pytest.raises(LimitExceeded), served.client(retry_s=0.0) as client:
             client.info()
         first.close()
-        served._until(lambda: len(served.daemon._connections) < 2)
+        served._until(lambda: len(served.daemon.listener.connections) < 2)
         with Raw(served.unix) as fourth:
             assert "result" in fourth.ask("kernel.sched.counts")
 
@@ -254,7 +254,7 @@ def test_slow_s_allows_a_line_that_ends_in_time(tmp_path: Path) -> None:
     with serving(tmp_path / "rota.db", limits=DaemonLimits(slow_s=600.0)) as served, Raw(served.unix) as raw:
         body = msgspec.json.encode(COUNTS)
         assert "result" in raw.ask("kernel.sched.counts")
-        (connection,) = served.daemon._connections.open()
+        (connection,) = served.daemon.listener.connections.open()
         assert isinstance(connection, LineProtocol)
         raw.send(body[:20])
         served._until(lambda: connection._line_timer is not None)
@@ -297,7 +297,7 @@ def test_out_bytes_max_and_slow_s_disconnect_a_client_that_does_not_read(tmp_pat
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for _ in range(50):
                     raw.send(body + b"\n")
-            served._until(lambda: len(served.daemon._connections) == 1)
+            served._until(lambda: len(served.daemon.listener.connections) == 1)
         assert client.info()["agent_count"] == 1
 
 

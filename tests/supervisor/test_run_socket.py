@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -132,6 +133,16 @@ def test_a_client_without_a_runs_token_gets_nothing() -> None:
             rota.api.queue.complete(entry.sched_id, "completed", token=entry.token)
             with pytest.raises(Unauthenticated, match="has ended"):
                 client.queue.get(entry.sched_id)
+
+
+def test_only_the_owner_may_use_the_socket() -> None:
+    before = os.umask(0)
+    try:
+        with Rota() as rota:
+            path = Path(open_socket(rota).removeprefix("unix:"))
+            assert [f"{stat.S_IMODE(each.stat().st_mode):o}" for each in (path, path.parent)] == ["600", "700"]
+    finally:
+        os.umask(before)
 
 
 def test_functions_start_no_socket(temporary_folder: Path) -> None:

@@ -22,16 +22,15 @@ import os
 import tempfile
 import threading
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 
 from rota.errors import StoreUnavailable
 from rota.rpc.daemon.buffers import SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
-from rota.rpc.daemon.connections import Connections, fit_open_files
+from rota.rpc.daemon.connections import fit_open_files
 from rota.rpc.daemon.runtime_dir import SOCKET_PATH_BYTES_MAX
 from rota.rpc.daemon.transport import DaemonLimits
-from rota.rpc.daemon.unix_socket import LineProtocol
+from rota.rpc.daemon.unix_listener import UnixListener
 from rota.rpc.handlers import RpcHandlers
 from rota.service.dispatcher import Dispatcher
 from rota.store import JoinedStore
@@ -102,21 +101,12 @@ class RunSocket:
         handlers = RpcHandlers(self._dispatcher.kernel, self._dispatcher)
         limits = fit_open_files(_LIMITS, transports=1)
         executor = CallExecutor(self._loop, self._joined, handlers, limits)
-        connections = Connections(limits, self._loop.time)
-        memory = SharedMemory(limits)
-        protocol = partial(LineProtocol, executor, connections, memory, limits, runs_only=self._runs_only)
+        listener = UnixListener(executor, SharedMemory(limits), limits, runs_only=self._runs_only)
         try:
-            listener = await self._loop.create_unix_server(protocol, self._folder / _SOCKET)
+            await listener.open(str(self._folder / _SOCKET))
             started.set_result(None)
             await self._stop.wait()
-            listener.close()
-            executor.stop_waiting()
-            connections.finish()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LIMITS.grace_s):
-                    while executor.pending_calls or len(connections):
-                        await asyncio.sleep(0.01)
-            executor.record_rest()
+            await listener.close()
         finally:
             executor.close()
             handlers.close()

@@ -23,12 +23,12 @@ from rota.policy.contract import PolicyIsolation
 from rota.rpc.daemon.agent_recovery import AgentRecovery
 from rota.rpc.daemon.buffers import SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
-from rota.rpc.daemon.connections import Connections, fit_open_files
+from rota.rpc.daemon.connections import fit_open_files
 from rota.rpc.daemon.lost_workers import watch_workers
 from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory
 from rota.rpc.daemon.systemd import SystemdNotifier
 from rota.rpc.daemon.transport import DaemonLimits
-from rota.rpc.daemon.unix_socket import LineProtocol
+from rota.rpc.daemon.unix_listener import UnixListener
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import PROTOCOL
 from rota.service.dispatcher import Dispatcher
@@ -38,7 +38,6 @@ __all__ = ["Daemon", "DaemonSettings", "Transport", "TransportFactory"]
 
 _log = logging.getLogger("rota.daemon")
 RETENTION_AFTER_S = 10.0  # how long after its start it looks for old rows: clients that reconnect come first
-BACKLOG = 4_096  # connections that are not accepted yet
 
 
 class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +76,8 @@ class Daemon:
         self._settings = settings
         self._clock = clock
         self._directory = RuntimeDirectory(settings.store, settings.socket)
-        self._limits = settings.limits
         self._memory = SharedMemory(settings.limits)
-        self._connections: Connections
+        self.listener: UnixListener
         self._stop = asyncio.Event()
         self._notifier = SystemdNotifier()
         self._make_transport = make_transport
@@ -121,16 +119,16 @@ class Daemon:
         self.handlers = handlers = RpcHandlers(
             kernel, dispatcher, store=store.shown_address(settings.store), rota_version=settings.rota_version
         )
-        self._limits = limits = fit_open_files(settings.limits, transports=1 if self._make_transport is None else 2)
-        self._connections = Connections(limits, loop.time)
+        limits = fit_open_files(settings.limits, transports=1 if self._make_transport is None else 2)
         self.executor = executor = CallExecutor(loop, joined, handlers, limits)
+        self.listener = UnixListener(executor, self._memory, limits)
         make = self._make_transport
         recovery = AgentRecovery(kernel)
         watching = [loop.create_task(watch_workers(kernel))]
         retention = RetentionThread(kernel, RETENTION_AFTER_S)
         self.transport = transport = None if make is None else make(executor, handlers, self._memory, limits)
         try:
-            listener = await self._listen(loop, executor)
+            await self._listen()
             address = f"unix:{self._directory.socket}"
             self.addresses = (address,) if transport is None else (address, await transport.open())
             self._record(kernel, "started")
@@ -147,7 +145,7 @@ class Daemon:
             _log.info("serving %s at %s", store.shown_address(settings.store), ", ".join(self.addresses))
             started()
             await self._stop.wait()
-            await self._finish(listener, transport, executor)
+            await self._finish(transport)
             self._record(kernel, "stopped")
         finally:
             for task in watching:
@@ -163,16 +161,12 @@ class Daemon:
             _log.error("stopping: %s", self.store.lost.message)
             loop.call_soon_threadsafe(self.stop)
 
-    async def _listen(self, loop: asyncio.AbstractEventLoop, executor: CallExecutor) -> asyncio.AbstractServer:
-        protocol = partial(LineProtocol, executor, self._connections, self._memory, self._limits)
-        before = os.umask(0o177)
+    async def _listen(self) -> None:
         try:
-            return await loop.create_unix_server(protocol, self._directory.socket, backlog=BACKLOG)
+            await self.listener.open(self._directory.socket)
         except OSError as problem:
             text = f"cannot listen on {self._directory.socket}: {problem.strerror or problem}"
             raise StoreUnavailable(text, hint="Free disk space, or give --socket in a writable directory.") from problem
-        finally:
-            os.umask(before)
 
     def _publish(self, now: float) -> None:
         info = DaemonInfo(
@@ -188,24 +182,10 @@ class Daemon:
         fact = DaemonChanged(verb=verb, rota_version=self._settings.rota_version)  # type: ignore[arg-type]  # one of two
         kernel.store.write(lambda tx: append(tx, fact, now=kernel.clock.now()))
 
-    async def _finish(
-        self, listener: asyncio.AbstractServer, transport: Transport | None, executor: CallExecutor
-    ) -> None:
-        """Accept no more calls, end the waiting ones, and give the others `grace_s` to finish."""
-        _log.info("stopping: %d calls are pending", len(executor.pending_calls))
+    async def _finish(self, transport: Transport | None) -> None:
+        pending = self.executor.pending_calls
+        _log.info("stopping: %d calls are pending", len(pending))
         self._notifier.stopping()
-        listener.close()
-        executor.stop_waiting()
-        self._connections.finish()
-        endings = [self._until_idle(executor)] + ([transport.close()] if transport is not None else [])
-        try:
-            async with asyncio.timeout(self._settings.limits.grace_s):
-                await asyncio.gather(*endings)
-        except TimeoutError:
+        if not await self.listener.close(*([] if transport is None else [transport.close()])):
             text = "stopped with %d calls without a response, and %d clients that had not read theirs"
-            _log.warning(text, len(executor.pending_calls), len(self._connections))
-        executor.record_rest()
-
-    async def _until_idle(self, executor: CallExecutor) -> None:
-        while executor.pending_calls or len(self._connections):
-            await asyncio.sleep(0.01)
+            _log.warning(text, len(pending), len(self.listener.connections))
