@@ -10,9 +10,13 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.short_folders import short_folder
 
 settings.register_profile(
     "test", max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -27,6 +31,13 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # with it a line is two writes, and th
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder whose path is short, however long TMPDIR is: for sockets, whose paths have room for 107 bytes."""
+    with short_folder() as folder:
+        yield folder
 
 
 def pytest_configure(config: pytest.Config) -> None:

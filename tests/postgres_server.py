@@ -24,11 +24,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
+
+from tests.short_folders import SHORT, short_folder
 
 __all__ = ["PostgresServer", "binaries", "shared_dsn"]
 
@@ -227,7 +228,7 @@ def _run_folder() -> Path:
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()} {time.monotonic_ns()}"
     # letters only: tests look for numbers in what is printed
     name = "".join(chr(ord("a") + byte % 26) for byte in hashlib.sha256(run.encode()).digest()[:12])
-    return Path(tempfile.gettempdir(), f"rota-pg-{name}")
+    return Path(SHORT, f"rota-pg-{name}")
 
 
 def _join(folder: Path) -> str:
@@ -317,7 +318,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--keep"]:
         _keep(Path(arguments[1]))
         return 0
-    with tempfile.TemporaryDirectory(prefix="rota-pg-") as folder, PostgresServer(Path(folder, "server")) as server:
+    with short_folder() as folder, PostgresServer(folder / "server") as server:
         print(server.dsn(), file=sys.stderr, flush=True)
         command = arguments or [os.environ.get("SHELL", "bash")]
         return subprocess.run(command, env={**os.environ, DSN_VARIABLE: server.dsn()}, check=False).returncode

@@ -21,7 +21,6 @@ several, with commas).
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -38,6 +37,7 @@ from rota.store import JoinedStore, Row, Statement, Store, Transaction
 from rota.store.postgres_engine import turn_key
 from rota.store.sqlite import SqliteStore
 from tests.postgres_server import shared_dsn
+from tests.short_folders import short_folder
 
 __all__ = [
     "KINDS",
@@ -118,9 +118,8 @@ def store_kind(
         schemas = _schemas()
         monkeypatch.setattr(store, "open", schemas.open)
         monkeypatch.setattr(store, "open_joined", schemas.open_joined)
-        # a short path: sockets are in it
-        with tempfile.TemporaryDirectory(prefix="rota-", ignore_cleanup_errors=True) as state:
-            monkeypatch.setenv("XDG_STATE_HOME", state)
+        with short_folder() as state:  # the sockets of daemons are in it
+            monkeypatch.setenv("XDG_STATE_HOME", str(state))
             yield kind
     if os.getpid() in _of_process:  # also if the test opened a store on PostgreSQL itself
         _of_process[os.getpid()].end_test()

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rota.store.socket_paths import socket_path
 from tests.daemon.harness import PATIENCE_S, Process, make_token
 
 MIB = 1024 * 1024
@@ -77,14 +78,15 @@ def connection(address: str, *, receive_bytes: int = 0) -> socket.socket:
     if receive_bytes:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     parts = urlsplit(address)
-    to = address.removeprefix("unix:") if address.startswith("unix:") else (parts.hostname, parts.port)
-    for _ in range(int(PATIENCE_S * 100)):
-        try:
-            made.connect(to)
-        except BlockingIOError:  # more connections wait to be accepted than the system allows
-            select.select([], [], [], 0.01)
-        else:
-            return made
+    with socket_path(address.removeprefix("unix:")) as path:
+        to = path if address.startswith("unix:") else (parts.hostname, parts.port)
+        for _ in range(int(PATIENCE_S * 100)):
+            try:
+                made.connect(to)
+            except BlockingIOError:  # more connections wait to be accepted than the system allows
+                select.select([], [], [], 0.01)
+            else:
+                return made
     made.close()
     raise AssertionError("the daemon accepts no connection")
 

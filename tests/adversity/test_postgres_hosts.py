@@ -28,6 +28,7 @@ from rota.store.statements.file import META_GET
 from tests.adversity.draining_host import TOKENS, draining_host
 from tests.adversity.remote_host import RemoteHost
 from tests.postgres_server import PostgresServer
+from tests.short_folders import short_folder
 from tests.stories.two_hosts import Network, until
 
 pytestmark = pytest.mark.skipif(
@@ -52,10 +53,9 @@ class World(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("hosts")
+def hosts() -> Iterator[World]:
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(Network(("a", "b")))
+        folder, network = stack.enter_context(short_folder()), stack.enter_context(Network(("a", "b")))
         addresses = ",".join(network.address(host) for host in network.hosts)
         server = stack.enter_context(PostgresServer(folder / "pg", address=addresses, namespace=network.server))
         opened = store.open(f"{server.dsn()}&schema=rota")

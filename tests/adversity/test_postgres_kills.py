@@ -104,9 +104,9 @@ def check_journal(kernel: Kernel) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[PostgresServer]:
+def server(socket_folder: Path) -> Iterator[PostgresServer]:
     # what is not flushed by a client stays in the server's memory, and is lost with it
-    with PostgresServer(tmp_path / "server", settings={"wal_writer_delay": "10000"}) as server:
+    with PostgresServer(socket_folder, settings={"wal_writer_delay": "10000"}) as server:
         yield server
 
 

@@ -31,6 +31,7 @@ from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory, find_daemo
 from rota.service.log_files import LoggedRun, read_log
 from rota.service.log_folder import LogFolder
 from rota.store import Transaction
+from rota.store.socket_paths import socket_path
 from rota.store.statements import journal as sql
 from tests.daemon.harness import make_token, serving
 
@@ -187,8 +188,8 @@ def _fifo(path: Path, _victim: Path) -> None:
 
 
 def _socket(path: Path, _victim: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as made, socket_path(str(path)) as address:
+        made.bind(address)
 
 
 PLANTS = [_link, _hard_link, _fifo, _socket]

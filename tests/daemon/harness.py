@@ -29,6 +29,7 @@ from rota.rpc.daemon.tcp import HttpSettings
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.handlers import RpcHandlers
 from rota.service.dispatcher import Dispatcher
+from rota.store.socket_paths import socket_path
 from tests.stores import address_of
 
 PATIENCE_S = 30.0
@@ -203,7 +204,8 @@ class Raw:
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(PATIENCE_S)
-        self.socket.connect(address.removeprefix("unix:"))
+        with socket_path(address.removeprefix("unix:")) as path:
+            self.socket.connect(path)
         self._file = self.socket.makefile("rb")
 
     def send(self, body: bytes) -> None:

@@ -20,9 +20,12 @@ from rota import store
 from rota.cli.serve import Options, run
 from rota.errors import InvalidInput, StoreUnavailable, UnknownPolicy
 from rota.kernel import Kernel, ScheduleSpec
-from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory, find_daemon
+from rota.rpc import connect, connect_async
+from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory, daemon_address, find_daemon
 from rota.rpc.daemon.systemd import SystemdNotifier
 from rota.rpc.methods import PROTOCOL
+from rota.store import socket_paths
+from rota.store.socket_paths import SOCKET_PATH_BYTES_MAX, socket_path
 from tests.daemon.harness import PATIENCE_S, Process, Raw, Served, serving
 from tests.daemon.http_client import fetch
 from tests.stores import hold_writers
@@ -42,9 +45,36 @@ def test_a_directory_that_others_may_enter_is_rejected(tmp_path: Path) -> None:
         RuntimeDirectory(str(tmp_path / "rota.db"), str(folder / "s")).acquire()
 
 
-def test_a_socket_path_that_is_too_long_is_rejected(tmp_path: Path) -> None:
+def test_a_file_in_a_deep_folder_is_served(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * SOCKET_PATH_BYTES_MAX)
+    folder.mkdir()
+
+    async def list_agents(address: str) -> int:
+        async with connect_async(address) as client:
+            return (await client.agents.list())[1]
+
+    with serving(folder / "rota.db", http=False) as served:
+        assert stat.S_IMODE(Path(served.unix.removeprefix("unix:")).stat().st_mode) == 0o600
+        with served.client() as client:
+            client.agents.create("deep")
+        assert asyncio.run(list_agents(served.unix)) == 1
+        assert daemon_address(served.path) == served.unix
+
+
+def test_a_socket_whose_name_is_too_long_is_rejected_by_daemon_and_client(tmp_path: Path) -> None:
+    path = str(tmp_path / ("x" * SOCKET_PATH_BYTES_MAX))
+    with pytest.raises(StoreUnavailable, match=r"name has 107 bytes, at most 85 are possible.*--socket"):
+        RuntimeDirectory(str(tmp_path / "rota.db"), path)
     with pytest.raises(StoreUnavailable, match="--socket"):
-        RuntimeDirectory(str(tmp_path / ("x" * 120)))
+        connect(f"unix:{path}")
+    with pytest.raises(StoreUnavailable, match="--socket"):
+        connect_async(f"unix:{path}")
+
+
+def test_without_proc_a_path_that_is_too_long_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_paths, "_DESCRIPTORS", tmp_path / "proc")
+    with pytest.raises(StoreUnavailable, match=r"at most 107 are possible.*--socket"):
+        RuntimeDirectory(str(tmp_path / ("x" * SOCKET_PATH_BYTES_MAX)))
 
 
 def test_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +202,10 @@ def test_invalid_options_are_rejected_before_anything_is_opened(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_systemd_is_notified_of_start_watchdog_and_stop(tmp_path: Path) -> None:
+def test_systemd_is_notified_of_start_watchdog_and_stop(socket_folder: Path) -> None:
     received: list[bytes] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        address = str(tmp_path / "notify")
+        address = str(socket_folder / "notify")
         listener.bind(address)
         listener.settimeout(PATIENCE_S)
         environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000"}
@@ -194,9 +224,11 @@ def test_systemd_is_notified_of_start_watchdog_and_stop(tmp_path: Path) -> None:
     assert received[0] == b"READY=1"
 
 
-def test_a_process_under_systemd_notifies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_under_systemd_notifies_it(
+    tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        address = str(tmp_path / "notify")
+        address = str(socket_folder / "notify")
         listener.bind(address)
         listener.settimeout(PATIENCE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", address)
@@ -257,7 +289,8 @@ def test_a_connection_that_is_accepted_while_it_stops_is_closed(tmp_path: Path) 
     path, asked = served.unix.removeprefix("unix:"), threading.Event()
 
     def ask_and_stop() -> None:  # the loop accepts the connection after it has stopped serving
-        client.connect(path)
+        with socket_path(path) as address:
+            client.connect(address)
         client.send(b'{"jsonrpc":"2.0","id":1,"method":"claim","params":{"worker":"w","wait_s":60}}\n')
         served.daemon.stop()
         asked.set()

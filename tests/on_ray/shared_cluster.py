@@ -23,6 +23,7 @@ import pytest
 
 from rota.clock import SystemClock
 from tests.postgres_server import _lock, _locked
+from tests.short_folders import SHORT
 
 CLONE_NEWNET = 0x40000000
 START_TRIES = 3  # a node that does not start within Ray's own limits, on a busy machine, is tried again
@@ -67,7 +68,7 @@ def shared_cluster() -> Iterator[TestCluster]:
 @contextmanager
 def own_cluster() -> Iterator[TestCluster]:
     """A cluster of one node, for a test that kills it."""
-    folder = Path(tempfile.mkdtemp(prefix="rr"))
+    folder = Path(tempfile.mkdtemp(prefix="rr", dir=SHORT))
     users = _join(folder)
     cluster = TestCluster(folder)
     keeper = cluster.keeper
@@ -119,7 +120,7 @@ def _environment(folder: Path) -> dict[str, str]:
 def _run_folder() -> Path:
     """One folder for all workers of a run. Its name is short: paths of sockets are in it."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}"
-    return Path(tempfile.gettempdir(), f"rr{hashlib.sha256(run.encode()).hexdigest()[:8]}")
+    return Path(SHORT, f"rr{hashlib.sha256(run.encode()).hexdigest()[:8]}")
 
 
 def _join(folder: Path, *nodes: str) -> int:

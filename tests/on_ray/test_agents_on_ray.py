@@ -26,6 +26,7 @@ from tests.daemon.harness import serving
 from tests.on_ray import functions
 from tests.on_ray.conftest import WAIT_S, World, running, supervised, wait_until
 from tests.on_ray.shared_cluster import TestCluster
+from tests.short_folders import SHORT
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -192,7 +193,7 @@ def test_a_local_cluster_is_started_where_none_is_named_and_ends_with_the_superv
     cluster: TestCluster,  # noqa: ARG001  # for its network
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="rl", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="rl", dir=SHORT, ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("HOME", folder)
         monkeypatch.setenv("RAY_TMPDIR", folder)
         with Rota(Path(folder, "rota.db")) as rota, supervised(rota, RayCluster()):

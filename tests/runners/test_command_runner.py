@@ -231,11 +231,11 @@ def test_a_child_that_holds_the_output_is_killed_with_its_session(
 
 
 def test_an_output_held_open_by_an_unrelated_process_does_not_delay_the_end(
-    resources: RunnerResources, channel: RecordingChannel, tmp_path: Path
+    resources: RunnerResources, channel: RecordingChannel, socket_folder: Path
 ) -> None:
     """A terminal multiplexer receives the descriptors of its clients over a socket and keeps them."""
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "s"))
+        server.bind(str(socket_folder / "s"))
         server.listen()
         script = (
             "import socket, sys\n"
@@ -243,7 +243,7 @@ def test_an_output_held_open_by_an_unrelated_process_does_not_delay_the_end(
             "print('before', flush=True)\n"
             "socket.send_fds(s, [b'x'], [1]); s.recv(1)"
         )
-        run = Running(CommandRunner(resources), assignment(python(script, str(tmp_path / "s"))), channel)
+        run = Running(CommandRunner(resources), assignment(python(script, str(socket_folder / "s"))), channel)
         client, _ = server.accept()
         with client:
             _, fds, _, _ = socket.recv_fds(client, 1, 1)

@@ -119,8 +119,8 @@ def pooler(server: Path, port: int) -> Iterator[int]:
         thread.join()
 
 
-def test_a_pooler_is_refused_unless_the_url_says_that_it_keeps_sessions(tmp_path: Path) -> None:
-    with PostgresServer(tmp_path / "server", port=free_port()) as server, pooler(server.folder, server.port) as port:
+def test_a_pooler_is_refused_unless_the_url_says_that_it_keeps_sessions(socket_folder: Path) -> None:
+    with PostgresServer(socket_folder, port=free_port()) as server, pooler(server.folder, server.port) as port:
         url = f"postgresql://rota@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
         with pytest.raises(StoreUnavailable, match="pooler") as refused:
             connect(parse_url(url), "test")

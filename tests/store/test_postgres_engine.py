@@ -29,6 +29,7 @@ from rota.store.postgres_pipeline import UNREAD_MAX
 from rota.store.statements.file import META_GET, META_SET
 from rota.store.statements.journal import EVENT_APPEND
 from tests.postgres_server import PostgresServer, shared_dsn
+from tests.short_folders import short_folder
 from tests.store import postgres_children as children
 from tests.store.world import PATIENCE_S, Caller
 from tests.stores import database_url, store_kind
@@ -56,9 +57,9 @@ def opened(url: str) -> Iterator[PostgresStore]:
 
 
 @pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def own_server() -> Iterator[PostgresServer]:
     """A server that a test may kill; it has to run again at the end. Its log is written only where somebody waits."""
-    with PostgresServer(tmp_path_factory.mktemp("server"), settings={"wal_writer_delay": "10000"}) as server:
+    with short_folder() as folder, PostgresServer(folder, settings={"wal_writer_delay": "10000"}) as server:
         yield server
 
 

@@ -50,10 +50,10 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def pair(socket_folder: Path) -> Iterator[Pair]:
     with contextlib.ExitStack() as stack:
-        primary = stack.enter_context(PostgresServer(tmp_path / "a"))
-        standby = PostgresServer(tmp_path / "b")
+        primary = stack.enter_context(PostgresServer(socket_folder / "a"))
+        standby = PostgresServer(socket_folder / "b")
         standby.copy(primary)
         yield Pair(primary, stack.enter_context(standby))
 

@@ -5,7 +5,6 @@ Specific, because only a server is reached through a network. No time is asserte
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from rota import store
 from rota.kernel import Completion, Kernel, KernelState, ScheduleSpec
 from rota.store.postgres import PostgresStore
 from tests.postgres_server import DSN_VARIABLE
+from tests.short_folders import short_folder
 from tests.store.delaying_proxy import DelayingProxy
 from tests.store.world import PATIENCE_S, Caller
 from tests.stores import database_url, store_kind
@@ -38,10 +38,10 @@ def far(tmp_path: Path) -> Iterator[Far]:
     names = parse_qs(near.query)
     if "host" not in names:
         pytest.skip(f"{DSN_VARIABLE} names a server without a socket on this machine")
-    with tempfile.TemporaryDirectory(prefix="rota-") as folder, ExitStack() as stack:
-        proxy = DelayingProxy(Path(folder), Path(names["host"][0]), DELAY_S)
+    with short_folder() as folder, ExitStack() as stack:
+        proxy = DelayingProxy(folder, Path(names["host"][0]), DELAY_S)
         stack.enter_context(proxy.running())
-        url = f"{near.scheme}://{near.netloc}/postgres?host={quote(folder, safe='')}&schema={names['schema'][0]}"
+        url = f"{near.scheme}://{near.netloc}/postgres?host={quote(str(folder), safe='')}&schema={names['schema'][0]}"
 
         def open_far() -> PostgresStore:
             made = store.open(url)

@@ -20,6 +20,7 @@ from rota import store
 from rota.errors import StoreUnavailable
 from rota.kernel import Kernel, ScheduleSpec
 from tests.postgres_server import PostgresServer, free_port
+from tests.short_folders import short_folder
 from tests.store.world import PATIENCE_S, Caller
 
 PGBOUNCER = os.environ.get("ROTA_TEST_PGBOUNCER") or shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
@@ -56,8 +57,8 @@ def pgbouncer(server: PostgresServer, mode: str, extra: str = "") -> Iterator[st
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    with PostgresServer(tmp_path_factory.mktemp("pooled") / "server") as server:
+def server() -> Iterator[PostgresServer]:
+    with short_folder() as folder, PostgresServer(folder) as server:
         yield server
 
 

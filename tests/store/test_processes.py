@@ -17,6 +17,7 @@ import pytest
 from rota import store
 from rota.clock import SystemClock
 from rota.store import Store, Transaction, ipc_notify
+from rota.store.socket_paths import socket_path
 from rota.store.sqlite import SqliteStore
 from tests.store import child_processes
 from tests.store.files import CLEAN, children
@@ -192,7 +193,8 @@ def test_the_socket_of_a_killed_process_is_removed_by_the_next_notification(path
     until_listening(path)
     left = Path(f"{path}-bells") / "1-left.bell"
     dead = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    dead.bind(str(left))
+    with socket_path(str(left)) as address:
+        dead.bind(address)
     dead.close()
     assert left.exists()
     other = store.open(path)

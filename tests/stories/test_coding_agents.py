@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -150,9 +149,8 @@ class Office:
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> Iterator[Office]:
-    with tempfile.TemporaryDirectory(prefix="rota-s2-", dir="/tmp") as temporary:
-        yield Office(tmp_path, Path(temporary))
+def office(tmp_path: Path, socket_folder: Path) -> Office:
+    return Office(tmp_path, socket_folder)
 
 
 def wait_for(happened: Callable[[], bool], office: Office) -> None:

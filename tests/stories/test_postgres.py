@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,10 +49,10 @@ def entries_of(event: Event) -> Iterator[int]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make network namespaces")
 @pytest.mark.timeout(240)
-def test_a_host_is_cut_off_and_the_server_restarts(tmp_path: Path) -> None:
+def test_a_host_is_cut_off_and_the_server_restarts(tmp_path: Path, socket_folder: Path) -> None:
     with Network(("a", "b")) as network:
         addresses = ",".join(network.address(host) for host in network.hosts)
-        with PostgresServer(tmp_path / "pg", address=addresses, namespace=network.server) as server:
+        with PostgresServer(socket_folder / "pg", address=addresses, namespace=network.server) as server:
             _story(tmp_path, network, server)
 
 
@@ -153,13 +152,12 @@ def test_a_fleet_file_names_a_database(tmp_path: Path, url: str) -> None:
     assert "exists" in run_rota("run", "fleet.toml", "--plan", cwd=tmp_path, env=at_store)
 
 
-def test_a_daemon(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: the path of a socket has room for 107 bytes
-        monkeypatch.setenv("XDG_STATE_HOME", folder)
-        with daemon_of(url) as info, connect(info.addresses[0]) as client:  # type: ignore[arg-type]  # a URL
-            pid = client.agents.create("coder")
-            sched_id = client.enqueue(ScheduleSpec(pid))
-            assert client.explain(sched_id).state == "queued"
+def test_a_daemon(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with daemon_of(url) as info, connect(info.addresses[0]) as client:  # type: ignore[arg-type]  # a URL
+        pid = client.agents.create("coder")
+        sched_id = client.enqueue(ScheduleSpec(pid))
+        assert client.explain(sched_id).state == "queued"
     opened = store.open(url)
     assert Kernel(opened).queue.get(sched_id).pid == pid
     opened.close()

@@ -7,7 +7,6 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,11 @@ from rota.errors import Forbidden, Unauthenticated
 from rota.kernel import ScheduleSpec
 from rota.model.work import Limits
 from rota.rpc import connect
+from rota.rpc.daemon import run_socket
 from rota.rpc.daemon.run_socket import FOLDER_PREFIX
 from rota.rpc.tokens import AccessTokens
 from rota.service import Dispatcher
+from rota.store.socket_paths import SOCKET_PATH_BYTES_MAX
 
 ROTA = f"{sys.executable} -m rota"
 PATIENCE_S = 30.0
@@ -39,13 +40,12 @@ if {ROTA} cancel 2; then exit 9; fi
 
 
 @pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Sockets of these tests only; a path that is short enough for one."""
-    with tempfile.TemporaryDirectory(prefix="rota-t-", dir="/tmp") as folder:
-        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.chdir(tmp_path)
-        yield Path(folder)
+def temporary_folder(socket_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where these tests, and nothing else, make sockets."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(socket_folder))
+    monkeypatch.chdir(tmp_path)
+    return socket_folder
 
 
 def sockets(folder: Path) -> list[Path]:
@@ -143,6 +143,20 @@ def test_only_the_owner_may_use_the_socket() -> None:
             assert [f"{stat.S_IMODE(each.stat().st_mode):o}" for each in (path, path.parent)] == ["600", "700"]
     finally:
         os.umask(before)
+
+
+def test_a_short_folder_is_preferred_and_a_long_one_works(
+    temporary_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * SOCKET_PATH_BYTES_MAX)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    folders = run_socket.temporary_folders()
+    assert (folders[0], folders[-1]) == (temporary_folder, long)
+    monkeypatch.setattr(run_socket, "temporary_folders", lambda: [long])
+    with Rota() as rota, pytest.raises(Unauthenticated), connect(open_socket(rota)) as client:
+        client.agents.create("stranger")
+    assert sockets(long) == []
 
 
 def test_functions_start_no_socket(temporary_folder: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from bench.web_pages import OpenPage
 from rota.rpc import Client
+from rota.store.socket_paths import socket_path
 from rota.web.feed import CALLS_S_MAX, IDLE_S, TICK_S, rest_s
 from tests.web.harness import PATIENCE_S, Board, World
 from tests.web.made import agent, queued, running
@@ -49,7 +50,8 @@ class Proxy:
             await self._end.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, requests = await asyncio.open_unix_connection(self._target, limit=LINE_MAX)
+        with socket_path(self._target) as target:
+            answers, requests = await asyncio.open_unix_connection(target, limit=LINE_MAX)
         try:
             await asyncio.gather(self._pass_on(reader, requests, self._count), self._pass_on(answers, writer))
         finally:
@@ -78,8 +80,8 @@ class Proxy:
 
 
 @pytest.fixture
-def proxy(world: World, tmp_path: Path) -> Iterator[Proxy]:
-    made = Proxy(str(tmp_path / "proxy.sock"), world.socket)
+def proxy(world: World, socket_folder: Path) -> Iterator[Proxy]:
+    made = Proxy(str(socket_folder / "proxy.sock"), world.socket)
     yield made
     made.stop()
 

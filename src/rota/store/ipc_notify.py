@@ -23,7 +23,7 @@ import mmap
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from rota.errors import UnsafePath
 from rota.fault_log import FaultLog
 from rota.lazy import late
 from rota.store.private_files import make_private_folder
+from rota.store.socket_paths import socket_path
 
 if TYPE_CHECKING:
     import logging
@@ -42,7 +43,6 @@ __all__ = ["FILES_AT", "FILES_BYTES", "POLL_S", "CommitListener", "CommitNotifie
 
 POLL_S = 0.05  # how late a lost notification is noticed
 _SUFFIX = ".bell"
-_ADDRESS_BYTES_MAX = 100  # a socket address holds 108
 _VERSION_BYTES = 8
 _OPENER_AT = 16
 FILES_AT, FILES_BYTES = 24, 48
@@ -136,7 +136,7 @@ class CommitNotifier:
         try:
             with contextlib.suppress(OSError):  # Linux only: the file that `bind` makes has at most the socket's mode
                 os.fchmod(own.fileno(), mode)
-            with self._address(self._own_name) as address:
+            with socket_path(str(self._folder / self._own_name)) as address:
                 own.bind(address)
                 Path(address).chmod(mode)  # whatever the umask has taken away
         except OSError:
@@ -154,26 +154,13 @@ class CommitNotifier:
         try:
             if self._out is None:
                 self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            with self._address(name) as address:
+            with socket_path(str(self._folder / name)) as address:
                 self._out.sendto(b"!", address)
         except ConnectionRefusedError:  # its process has died
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
         except OSError:
             pass  # its buffer is full, or we are out of descriptors: its poll covers that
-
-    @contextlib.contextmanager
-    def _address(self, name: str) -> Iterator[str]:
-        """A path that fits a socket address, however deep the folder lies."""
-        path = str(self._folder / name)
-        if len(os.fsencode(path)) < _ADDRESS_BYTES_MAX:
-            yield path
-            return
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            yield f"/proc/self/fd/{folder}/{name}"
-        finally:
-            os.close(folder)
 
 
 class CommitListener:

@@ -23,6 +23,7 @@ from rota.rpc.client.remote_parts import AsyncRemoteJournal, AsyncRemoteQueue
 from rota.rpc.jsonrpc import BODY_BYTES_MAX, decode_result, encode_call
 from rota.rpc.methods import METHODS, PROTOCOL, Method
 from rota.store.forks import in_child
+from rota.store.socket_paths import socket_path
 
 __all__ = ["AsyncClient"]
 
@@ -52,7 +53,8 @@ class _Pipeline:
     async def open(cls, path: str, token: str | None) -> _Pipeline:
         """Connect, check the protocol version and show the access token if there is one."""
         try:
-            pipeline = cls(*await asyncio.open_unix_connection(path, limit=RESPONSE_BYTES_MAX))
+            with socket_path(path) as address:
+                pipeline = cls(*await asyncio.open_unix_connection(address, limit=RESPONSE_BYTES_MAX))
         except OSError as problem:
             raise ConnectionLost(str(problem), sent=False) from problem
         try:

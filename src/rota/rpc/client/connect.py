@@ -14,6 +14,7 @@ from rota.rpc.client.async_client import AsyncClient
 from rota.rpc.client.client import Client
 from rota.rpc.client.connections import Connection, HttpConnection, UnixConnection, tls_context
 from rota.store import without_password
+from rota.store.socket_paths import check_socket_path
 
 __all__ = ["connect", "connect_async", "is_remote", "shown_token"]
 
@@ -54,6 +55,7 @@ def connect_async(
     """Return an async client, like `connect`. Call it inside the event loop."""
     http = token = None
     if address.startswith("unix:"):
+        check_socket_path(address.removeprefix("unix:"))
         token = _local_token(options.get("token"), options.get("token_file"))
     else:
         http = connect(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys, **options)
@@ -75,7 +77,9 @@ def _opener(
 ) -> Callable[[], Connection]:
     """Return a function that opens a connection to an address."""
     if address.startswith("unix:"):
-        return partial(UnixConnection, address.removeprefix("unix:"), _local_token(token, token_file), timeout_s)
+        path = address.removeprefix("unix:")
+        check_socket_path(path)
+        return partial(UnixConnection, path, _local_token(token, token_file), timeout_s)
     if is_remote(address):
         secret = _token(token, token_file)
         tls = tls_context(ca_file) if address.startswith("https") else None

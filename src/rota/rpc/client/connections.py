@@ -13,6 +13,7 @@ from rota.errors import DaemonUntrusted, InvalidInput, RotaError, StoreUnavailab
 from rota.rpc.client.remote_calls import ConnectionLost
 from rota.rpc.jsonrpc import decode_result, encode_call
 from rota.rpc.methods import METHODS, PROTOCOL
+from rota.store.socket_paths import socket_path
 
 __all__ = ["Connection", "HttpConnection", "UnixConnection", "tls_context"]
 
@@ -42,7 +43,8 @@ class UnixConnection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout_s)
-            self._socket.connect(path)
+            with socket_path(path) as address:
+                self._socket.connect(address)
             hello = encode_call(0, _HELLO, _HELLO.params(PROTOCOL, "rota", token or ""))
             decode_result(_HELLO, self.request(hello, timeout_s))
         except RotaError:

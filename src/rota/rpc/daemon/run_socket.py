@@ -5,8 +5,8 @@ serve a unix socket over the same kernel: the daemon's protocol and its executor
 valid token of a run (kernel/run_tokens.py). So `rota enqueue` or `rota acquire` inside a run work as they do at a
 daemon, and with the same rights. A fleet of Python functions never starts the thread.
 
-The socket is in a new folder that only its owner may enter, in XDG_RUNTIME_DIR or the folder for temporary files: the
-path of a socket has room for 107 bytes, which the path of a store may exceed. The folder is removed at the end. That of
+The socket is in a new folder that only its owner may enter, in XDG_RUNTIME_DIR or the folder for temporary files, where
+its path is short enough for programs that do not know store/socket_paths.py. The folder is removed at the end. That of
 a killed process is removed by the next supervisor of the same user. A lock on the folder tells the two apart; it also
 keeps system services that remove old temporary files away from it.
 """
@@ -28,12 +28,12 @@ from rota.errors import StoreUnavailable
 from rota.rpc.daemon.buffers import SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.daemon.connections import fit_open_files
-from rota.rpc.daemon.runtime_dir import SOCKET_PATH_BYTES_MAX
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.daemon.unix_listener import UnixListener
 from rota.rpc.handlers import RpcHandlers
 from rota.service.dispatcher import Dispatcher
 from rota.store import JoinedStore
+from rota.store.socket_paths import SOCKET_PATH_BYTES_MAX
 
 __all__ = ["FOLDER_PREFIX", "RunSocket", "temporary_folders"]
 
@@ -62,7 +62,8 @@ class RunSocket:
         try:
             self._folder, self._lock = _make_folder()
         except OSError as problem:
-            raise StoreUnavailable(f"cannot make a folder for the socket of runs: {problem}") from problem
+            hint = "Set TMPDIR to a folder that you can write."
+            raise StoreUnavailable(f"cannot make a folder for the socket of runs: {problem}", hint=hint) from problem
         self.address = f"unix:{self._folder / _SOCKET}"
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="rota-run-socket", daemon=True)
@@ -119,8 +120,8 @@ def temporary_folders() -> list[Path]:
     """Return the folders in which the folder of a socket may be made, the preferred one first."""
     named = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")  # noqa: S108  # the last resort
     longest = SOCKET_PATH_BYTES_MAX - len(f"/{FOLDER_PREFIX}12345678/{_SOCKET}")
-    found = [Path(name) for name in dict.fromkeys(named) if name and len(os.fsencode(name)) <= longest]
-    return [folder for folder in found if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)]
+    found = sorted(filter(None, dict.fromkeys(named)), key=lambda name: len(os.fsencode(name)) > longest)
+    return [folder for folder in map(Path, found) if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)]
 
 
 def _make_folder() -> tuple[Path, int]:

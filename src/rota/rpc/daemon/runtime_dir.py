@@ -20,10 +20,9 @@ from rota.decoding import decode_json
 from rota.errors import StoreUnavailable, UnsafePath
 from rota.store.addresses import host_path
 from rota.store.private_files import create_private, make_private_folder, open_private
+from rota.store.socket_paths import check_socket_path
 
-__all__ = ["SOCKET_PATH_BYTES_MAX", "DaemonInfo", "RuntimeDirectory", "daemon_address", "find_daemon"]
-
-SOCKET_PATH_BYTES_MAX = 107  # what `sun_path` holds on Linux
+__all__ = ["DaemonInfo", "RuntimeDirectory", "daemon_address", "find_daemon"]
 
 
 class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +97,7 @@ class RuntimeDirectory:
         self._info_file = self._directory / "daemon.json"
         self._lock: int | None = None
         self.socket = str(self._directory / "rota.sock") if socket is None else os.path.realpath(socket)
-        size = len(os.fsencode(self.socket))
-        if size > SOCKET_PATH_BYTES_MAX:
-            text = f"the socket's path has {size} bytes, at most {SOCKET_PATH_BYTES_MAX} are possible: {self.socket}"
-            raise StoreUnavailable(text, hint="Give a shorter path with --socket.")
+        check_socket_path(self.socket)
 
     def acquire(self) -> None:
         """Take the lock, or raise an error that names the daemon that holds it."""

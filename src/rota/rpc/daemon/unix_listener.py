@@ -15,6 +15,7 @@ from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.daemon.connections import Connections
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.daemon.unix_socket import LineProtocol
+from rota.store.socket_paths import socket_path
 
 __all__ = ["UnixListener"]
 
@@ -40,7 +41,8 @@ class UnixListener:
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(bound.fileno(), 0o600)  # the file that `bind` makes has at most this mode, whatever the umask is
-            bound.bind(path)
+            with socket_path(path) as address:
+                bound.bind(address)
             Path(path).chmod(0o600)  # whatever the umask has taken away
             self._server = await self._loop.create_unix_server(self._protocol, sock=bound, backlog=BACKLOG)
         except OSError:
