@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pytest
 
@@ -116,6 +117,23 @@ def test_pinned_hogs_that_crowd_a_core_are_owed_nothing_elsewhere() -> None:
     assert shares(2, hogs, {}) == pytest.approx([33.3] * 3 + [50] * 2, abs=1)
 
 
+def test_what_pinned_hogs_could_not_use_is_not_owed_to_them_once_they_are_free() -> None:
+    """Three hogs crowd core 0 for a second and are then free: the others do not pay for it (they would get 30 %)."""
+    engine = CoresEngine(cores=2)
+    simulation = Simulation(engine, observe=False)
+    entities = [engine.spawn(core_mask=mask) for mask in (1, 1, 1, 0, 0)]
+    for entity in entities:
+        simulation.add(HogThread(f"h{entity}", entity, random.Random(0)))
+    for pinned in entities[:3]:
+        simulation.schedule(1_000 * MS, partial(engine.set_mask, pinned, 0))
+    simulation.run(1_000 * MS)
+    before = [engine.account(entity, simulation.now).runtime_ns for entity in entities]
+    simulation.run(1_400 * MS)
+    after = [engine.account(entity, simulation.now).runtime_ns for entity in entities]
+    got = [(end - start) / (4 * MS) for start, end in zip(before, after, strict=True)]
+    assert got == pytest.approx([40] * 5, abs=3)
+
+
 def test_the_threads_of_a_process_share_what_it_gets_by_their_weights() -> None:
     """Four cores: two processes of equal weight, two cores each; no part is more than a core."""
     hogs = [Hog("a1", 3, "a"), Hog("a2", 3, "a"), Hog("a3", 2, "a"), *(Hog(f"b{n}", 1, "b") for n in range(5))]
@@ -159,6 +177,14 @@ def test_a_group_whose_members_are_each_worth_a_core_gets_a_core_for_each(weight
     others = [Hog(f"o{number}", 1, "others") for number in range(8)]
     engine = check_shares(16, [*many, *others], {"many": 12, "others": 4})
     assert engine.counters.migrations <= engine.counters.picks // 20, "members stay where they are"
+
+
+@pytest.mark.parametrize(("cores", "members", "owed"), [(12, 11, 10), (12, 13, 10), (16, 14, 13), (16, 16, 14.1)])
+def test_a_group_on_most_of_many_cores_keeps_what_it_is_owed(cores: int, members: int, owed: float) -> None:
+    """Its other cores are charged late: what looks like a debt of a core with one member is not forgiven."""
+    many = [Hog(f"m{number}", 1, "many") for number in range(members)]
+    others = [Hog(f"o{number}", 1, "others") for number in range(8)]
+    check_shares(cores, [*many, *others], {"many": owed, "others": cores - owed})
 
 
 def test_migration_is_bounded_by_one_for_every_pick_and_balanced_cores_need_none() -> None:

@@ -31,8 +31,10 @@ that is furthest behind comes there. If that member runs elsewhere, the group wa
 behind.
 
 *What cannot be used is not owed.* A heavy entity alone on its core, or a core crowded by pinned ones, falls behind for
-good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. And
-an entity whose weight is worth a core keeps it alone.
+good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. Where
+a group runs, its other members may use what it is owed on their cores: so the limit counts once for each core of the
+group. And it is first charged for what it used on these since its slice began; until then its core looks further behind
+than it is. An entity whose weight is worth a core keeps it alone.
 
 *A group that needs all its members keeps them apart.* A group of ten members that is owed nine and a half cores of
 sixteen gets them only if all its members run nearly all the time: what one of them misses, no other can use later. A
@@ -43,18 +45,20 @@ cores as it has members on, a core that has only this group takes in no other en
 is owed is measured, and a group at the edge that went back and forth lost more than under either rule.
 
 What a group or an entity is owed is its weight times the speed of the common time, which is measured on cores where
-several compete. If a group keeps its cores by mistake there may be no such core. But then another group, which has more
-members than cores, is alone on one and its time passes more slowly: the speed is at most that.
+several compete. It is measured over two windows: groups that keep their cores crowd the others onto few, where the time
+passes slowly; when these are let in again it catches up, and the speed of one window would swing between both. If a
+group keeps its cores by mistake there may be no such core. But then another group, which has more members than cores,
+is alone on one and its time passes more slowly: the speed is at most that.
 
 **The global bound.** A competitor (an entity without a group, or a group) that stays runnable gets its weighted max-min
-share of the cores it may use, to within 2 % and six slices of the normal class, for a group one more for each core that
-it can use at once. The reason: an entity is within one slice of its core's time (the bound of eevdf, which holds
-between migrations); common times differ by `IMBALANCE_MAX_NS` for each pair of loads, plus the slices in progress until
-the next comparison; what is forgiven adds at most `FORGIVEN_FROM_NS` when the population changes. A simulation beside a
-fluid model checks it. It does not hold yet for two groups alone on twelve cores or more, if one has about as many
-members as cores and is owed most of them: too much of what that one is owed is forgiven. Inside a group the members
-share by weight in the same way, as far as the group has a member to spare: of ten members that share nine and a half
-cores, the light one may get more than its part and the others a few percent less.
+share of the cores, to within 2 % and six slices of the normal class, for a group one more for each core that it can use
+at once. The reason: an entity is within one slice of its core's time (the bound of eevdf, which holds between
+migrations); common times differ by `IMBALANCE_MAX_NS` for each pair of loads, plus the slices in progress until the
+next comparison; what is forgiven adds at most `FORGIVEN_FROM_NS` when the population changes. A simulation beside a
+fluid model checks it. It holds where every core may be used, and not for masks of a few cores that overlap: a free
+entity that runs alone on one of these stays there, although another core may be idle. Inside a group the members share
+by weight in the same way, as far as the group has a member to spare: of ten members that share nine and a half cores,
+the light one may get more than its part and the others a few percent less.
 
 **Bounds on work.** A slice that ends compares `BALANCE_CORES_MAX` cores and moves at most one entity; a group that is
 picked brings at most one member. So migrations are at most two for every pick, and balanced cores have none. A core
@@ -95,7 +99,7 @@ BALANCE_CORES_MAX = 8  # cores that a core compares itself with when a slice end
 BALANCE_LOOKS_MAX = 4  # entities that it looks at on the one that is furthest behind
 IMBALANCE_MAX_NS = 3_000_000  # service that one core may owe to another before an entity moves
 FORGIVEN_FROM_NS = 12_000_000  # service that it may owe if no entity can move: what is beyond is not owed
-RATE_WINDOW_NS = 100_000_000  # the time over which the speed of the common time is measured
+RATE_WINDOW_NS = 100_000_000  # how often the speed of the common time is measured, over twice that time
 RATE_TOLERANCE = 32  # that speed is right to one part in so many
 MOVES_MAX = 64  # entities that one step moves off a core that is offline or leased
 PLACE_LOOKS_MAX = 4  # cores whose loads are compared for an entity that needs another one
@@ -116,7 +120,7 @@ class Placement:
         self.displaced: dict[int, Entity] = {}  # entities that were put on a core outside their mask
         self._cursor = -1  # the last core that was considered for an entity
         self._rate = 0  # virtual time that passed per ns, measured lately
-        self._measured = 0, 0  # the instant of the last measurement, and the common time
+        self._measured = (0, 0), (0, 0)  # the instants of the last two measurements, and the common times
 
     def mark_stealable(self, core: CoreRecord) -> None:
         """An entity waits on a core and may be stolen."""
@@ -200,10 +204,10 @@ class Placement:
     def _measure(self, common_time: int, now: int) -> None:
         """Measure how fast the common time passes."""
         self._queues.common_time = common_time
-        at, before = self._measured
-        if now - at >= RATE_WINDOW_NS:
-            self._rate = max(0, common_time - before) // (now - at)
-            self._measured = now, common_time
+        (earlier_at, before), last = self._measured
+        if now - last[0] >= RATE_WINDOW_NS:
+            self._rate = max(0, common_time - before) // (now - earlier_at)
+            self._measured = last, (now, common_time)
 
     def _measure_slower(self, core: CoreRecord, now: int) -> None:
         """Correct the speed of the common time downwards: the core has only a group with more members than cores."""
@@ -312,8 +316,13 @@ class Placement:
     def _forgive(self, core: CoreRecord, other: CoreRecord, now: int) -> None:
         """What is owed to a core and that no entity there can use elsewhere is not owed beyond the limit."""
         mine, theirs = core.fair, other.fair
+        running, limit_ns = theirs.current, FORGIVEN_FROM_NS
+        if isinstance(running, GroupNode):
+            # else the core looks as far behind as the group has run elsewhere meanwhile
+            self._queues.charge_unpaid(theirs, running, now)
+            limit_ns *= running.group.present.bit_count()
         gap = mine.common_time(now) - theirs.common_time(now)
-        kept = FORGIVEN_FROM_NS * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
+        kept = limit_ns * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
         theirs.base += max(0, gap - kept)
 
     def _migrate(self, entity: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:

@@ -194,13 +194,13 @@ class Queues:
         """
         looks = 0
         while isinstance(taken, GroupNode) and taken.unpaid and looks < NODES_CHARGED_MAX:
-            self._charge_unpaid(queue, taken, now)
+            self.charge_unpaid(queue, taken, now)
             queue.return_taken()
             taken = queue.take(now)
             looks += 1
         return taken
 
-    def _charge_unpaid(self, queue: RunQueue, node: GroupNode, now: int) -> None:
+    def charge_unpaid(self, queue: RunQueue, node: GroupNode, now: int) -> None:
         """Charge a node for what its group used on other cores, up to the limit on lag."""
         by, others = node.unpaid, queue.weight - node.weight
         if others:
@@ -231,7 +231,7 @@ class Queues:
     def _stop_node(self, node: GroupNode, core: CoreRecord, now: int) -> None:
         """A member of a group stops: charge the group, on this core and for the others."""
         fair = core.fair
-        self._charge_unpaid(fair, node, now)
+        self.charge_unpaid(fair, node, now)
         before = node.virtual_time
         if len(node.inside):
             fair.put_back(now)
@@ -358,7 +358,7 @@ class Queues:
         for fair, node in running:
             if node.entry != NOT_QUEUED or fair.current is node:
                 if fair.current is node:
-                    self._charge_unpaid(fair, node, now)
+                    self.charge_unpaid(fair, node, now)
                 fair.reweigh(node, weight, node.slice_ns, now)
                 node.offset = node.virtual_time - group.time
             else:
