@@ -22,6 +22,7 @@ from rota.errors import FleetInvalid, RotaError
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.fleet_run import FleetRun
 from rota.fleet.hook_deliveries import HOOK_WAITING_MAX
+from rota.fleet.hook_loop import HookLoop
 from rota.fleet.idle import IdleRule
 from rota.fleet.triggers import Triggers
 from rota.kernel import Completion, Kernel, ScheduleSpec
@@ -398,6 +399,39 @@ def test_a_supervisor_that_is_killed_begins_no_delivery(tmp_path: Path, monkeypa
         assert not thread.is_alive()
         assert [each.body["event"] for each in receiver.requests] == ["deploy.finished"]
         assert [each.state for each in deliveries(fleet)] == ["completed", "queued"]
+
+
+def test_a_delivery_that_is_claimed_while_the_supervisor_is_killed_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as receiver, fleet_in(tmp_path, REAL.replace("URL", receiver.url)) as fleet:
+        drain, thread = fleet.supervisor.drain, threading.Thread(target=fleet.run, daemon=True)
+        turn, is_claiming = HookLoop._turn, threading.Event()
+
+        def late_turn(loop: HookLoop, reports: Any, wanted: int, wait_s: float) -> Any:
+            if wanted and not reports and is_first_told(fleet):
+                is_claiming.set()
+                until(lambda: len(deliveries(fleet)) == 2)  # what the end of the others would tell
+            return turn(loop, reports, wanted, wait_s)
+
+        def drain_and_tell(**options: Any) -> None:
+            drain(**options)
+            until(lambda: len(deliveries(fleet)) == 2)
+
+        monkeypatch.setattr(HookLoop, "_turn", late_turn)
+        monkeypatch.setattr(fleet.supervisor, "drain", drain_and_tell)
+        thread.start()
+        fleet.api.journal.append(None, "deploy.finished", {})
+        assert is_claiming.wait(PATIENCE_S)
+        fleet.supervisor.kill()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert [each.body["event"] for each in receiver.requests] == ["deploy.finished"]
+        assert [each.state for each in deliveries(fleet)] == ["completed", "queued"]
+
+
+def is_first_told(fleet: FleetRun) -> bool:
+    return [each.state for each in deliveries(fleet)][:1] == ["completed"]
 
 
 @pytest.mark.parametrize(("status", "is_retried"), [(404, False), (408, True), (429, True), (302, True)])

@@ -108,6 +108,7 @@ class SlotLoop:
         self._mean_run_s = QUICK_S  # moving average of how long a run lasts
         self._is_parked = False
         self._is_claiming = True
+        self._stop_new: Callable[[LiveRun], None] | None = None  # stops a run that begins all the same
         self.ended: Counter[str] = Counter()  # entries that ended here, by exit kind
         self.last_failed: int | None = None  # of them
         self._problem: RotaError | None = None  # why the last turn failed
@@ -168,10 +169,14 @@ class SlotLoop:
             self._free.pop()
             self._surplus -= 1
 
-    def stop_claiming(self) -> None:
-        """Claim nothing more; `serve` returns when the current runs have ended."""
+    def stop_claiming(self, stop_new: Callable[[LiveRun], None] | None = None) -> None:
+        """Claim nothing more; `serve` returns when the current runs have ended.
+
+        A claim may be under way at this moment: `stop_new` stops what it begins.
+        """
         with self._changed:
             self._is_claiming = False
+            self._stop_new = stop_new or self._stop_new
             was_parked = self._wake()
         self._interrupt_claim(was_parked)
 
@@ -353,7 +358,7 @@ class SlotLoop:
                 run = prepared.run
                 with self._changed:
                     self._runs[key] = run
-                    stop = self._stops.pop(key, None)
+                    stop = self._stops.pop(key, self._stop_new)
                 if stop is not None:
                     stop(run)
                 outcome = prepared.execute()

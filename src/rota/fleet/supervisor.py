@@ -301,7 +301,8 @@ class Supervisor:
     def kill(self) -> None:
         """Kill all runs now; their entries are queued again."""
         if self._hook_loop is not None:
-            self._hook_loop.stop_claiming()  # first: else it could begin to tell that all runs have ended
+            # first: else it could begin to tell that all runs have ended
+            self._hook_loop.stop_claiming(stop_new=lambda run: run.kill("draining"))
         self.drain()
         self._stop_all(lambda run: run.kill("draining"))
 
