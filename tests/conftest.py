@@ -1,4 +1,4 @@
-"""How hard the generated tests look, which signals tests begin with, and the mark of tests for some stores only.
+"""How hard the generated tests look, what tests begin with and leave, and the mark of tests for some stores only.
 
 In ./dev test they look at a few cases, the same ones each time: what fails there fails for whoever broke it. ./dev soak
 looks at many, and at new ones each time.
@@ -10,8 +10,9 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,6 +50,26 @@ def pytest_collection_finish() -> None:
     """Keep the half a million objects of all tests out of later garbage collections: each would take half a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Forget the modules that a test imported from its own files or an example: others may have the same name."""
+    before = len(sys.modules)
+    done = yield
+    if len(sys.modules) != before:
+        for name in [name for name, module in sys.modules.items() if _is_of_a_test(name, module)]:
+            del sys.modules[name]
+    return done
+
+
+ROOT = Path(__file__).parents[1]
+KEPT = tuple({sys.prefix, sys.base_prefix, str(ROOT / "src"), str(ROOT / "tests")})
+
+
+def _is_of_a_test(name: str, module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and not file.startswith(KEPT) and name not in {"__main__", "__mp_main__"}
 
 
 def pytest_unconfigure() -> None:

@@ -18,7 +18,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import pytest
@@ -134,17 +133,11 @@ ENVIRONMENT = {"NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.envi
 
 
 def go_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process a reader's shell in a folder, without what the commands of other blocks have loaded."""
-    for name in [name for name, module in sys.modules.items() if _is_of_a_reader(module, folder)]:
-        del sys.modules[name]
+    """Make this process a reader's shell in a folder."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(folder)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-
-
-def _is_of_a_reader(module: ModuleType, folder: Path) -> bool:
-    return str(getattr(module, "__file__", "")).startswith(str(folder.parent))
 
 
 def run_commands(block: Block, folder: Path) -> None:
