@@ -64,12 +64,15 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 
 ROOT = Path(__file__).parents[1]
-KEPT = tuple({sys.prefix, sys.base_prefix, str(ROOT / "src"), str(ROOT / "tests")})
+EXAMPLES = str(ROOT / "examples")
+KEPT = tuple({sys.prefix, sys.base_prefix, str(ROOT)})
 
 
 def _is_of_a_test(name: str, module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not file.startswith(KEPT) and name not in {"__main__", "__mp_main__"}
+    if not isinstance(file, str) or name in {"__main__", "__mp_main__"}:
+        return False
+    return file.startswith(EXAMPLES) or not file.startswith(KEPT)
 
 
 def pytest_unconfigure() -> None:

@@ -285,7 +285,7 @@ def test_many_holds_are_released_in_bounded_batches_and_cost_other_claims_nothin
 def test_the_number_of_remembered_workers_is_limited() -> None:
     seen = WorkersSeen(lambda: START)
     for number in range(WORKERS_MAX + 5):
-        seen.mark_seen(f"w{number}")
+        seen.mark_seen(f"w{number}", 0.0)
     assert len(seen._seen_at) == WORKERS_MAX
     assert "w4" not in seen._seen_at
     assert "w5" in seen._seen_at

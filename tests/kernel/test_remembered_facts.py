@@ -71,7 +71,7 @@ def check_remembered(world: World) -> None:
 
 
 def check_due(cached: DueSummary, true: DueSummary, now: float) -> None:
-    for name in DueSummary._fields:
+    for name in DueSummary.__struct_fields__:
         said, is_so = getattr(cached, name), getattr(true, name)
         if name not in INSTANTS:
             assert said == is_so, name

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import apsw
+import msgspec
 import psycopg
 import pytest
 
@@ -104,7 +105,9 @@ def test_a_statement_that_no_rule_translates_needs_a_second_text() -> None:
     statement = Statement("mine", "Made for a test.", "SELECT json_extract(options, '$.a') FROM agent_schedule_queue")
     with pytest.raises(AssertionError, match="mine has no text"):
         postgres_text(statement)
-    assert postgres_text(statement._replace(postgres="SELECT options FROM x WHERE a = +?")).endswith("a = $1")
+    assert postgres_text(msgspec.structs.replace(statement, postgres="SELECT options FROM x WHERE a = +?")).endswith(
+        "a = $1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Placement:
         self.displaced: dict[int, Entity] = {}  # entities that were put on a core outside their mask
         self._cursor = -1  # the last core that was considered for an entity
         self._rate = 0  # virtual time that passed per ns, measured lately
-        self._measured = (0, 0), (0, 0)  # the instants of the last two measurements, and the common times
+        self._measured = 0, 0  # the instant of the last measurement, and the common time
 
     def mark_stealable(self, core: CoreRecord) -> None:
         """An entity waits on a core and may be stolen."""
@@ -204,10 +204,11 @@ class Placement:
     def _measure(self, common_time: int, now: int) -> None:
         """Measure how fast the common time passes."""
         self._queues.common_time = common_time
-        (earlier_at, before), last = self._measured
-        if now - last[0] >= RATE_WINDOW_NS:
-            self._rate = max(0, common_time - before) // (now - earlier_at)
-            self._measured = last, (now, common_time)
+        at, before = self._measured
+        if now - at >= RATE_WINDOW_NS:
+            rate = max(0, common_time - before) // (now - at)
+            self._rate = (self._rate + 3 * rate) // 4 if self._rate else rate
+            self._measured = now, common_time
 
     def _measure_slower(self, core: CoreRecord, now: int) -> None:
         """Correct the speed of the common time downwards: the core has only a group with more members than cores."""
@@ -315,14 +316,14 @@ class Placement:
 
     def _forgive(self, core: CoreRecord, other: CoreRecord, now: int) -> None:
         """What is owed to a core and that no entity there can use elsewhere is not owed beyond the limit."""
-        mine, theirs = core.fair, other.fair
-        running, limit_ns = theirs.current, FORGIVEN_FROM_NS
+        mine, theirs, running = core.fair, other.fair, other.fair.current
         if isinstance(running, GroupNode):
+            if running.group.present & core.bit:
+                return  # its members here can use what the group is owed there
             # else the core looks as far behind as the group has run elsewhere meanwhile
             self._queues.charge_unpaid(theirs, running, now)
-            limit_ns *= running.group.present.bit_count()
         gap = mine.common_time(now) - theirs.common_time(now)
-        kept = limit_ns * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
+        kept = FORGIVEN_FROM_NS * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
         theirs.base += max(0, gap - kept)
 
     def _migrate(self, entity: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:

@@ -136,7 +136,7 @@ def begin_claim(
     if ahead is not None and ((known := env.cache.due_summary(tx)) is None or known.is_due(now)):
         ahead = None
     due = maintenance.run_due(tx, now, now_from_clock=True, sweeps=request.now is None)
-    env.workers_seen.mark_seen(request.worker.worker_id)
+    env.workers_seen.mark_seen(request.worker.worker_id, env.clock_offset.read_at)
     if due.affinity_until is not None:
         affinity.release_for_claim(tx, env, request, now)
         # while entries are held for workers, one worker's empty result says nothing about another worker's
@@ -594,7 +594,8 @@ def _is_used_up(reason: reasons.OverBudget) -> bool:
 def _event_entry(claim: PendingClaim, now: float) -> ClaimedEntry:
     row = claim.row
     try:
-        waited_ms = max(0, round((now - max(row[RUNNABLE_AT], row[CREATED_AT])) * 1000))
+        since = max(row[RUNNABLE_AT], row[CREATED_AT])
+        waited_ms = round((now - since) * 1000) if now > since else 0
     except (TypeError, ValueError, OverflowError):  # a damaged row, which `write` ends
         waited_ms = None
     if row[NEEDS] is None:

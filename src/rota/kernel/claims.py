@@ -144,7 +144,8 @@ class Claims(Runs):
         request = make_turn_request(worker_id=worker_id, max_n=max_n, kinds=kinds)
 
         def look(tx: Transaction) -> list[ReadyEntry]:
-            due, now, env = read_due_summary(tx)._replace(held_at=None), self._env.now(), self._env.isolated()
+            due = msgspec.structs.replace(read_due_summary(tx), held_at=None)
+            now, env = self._env.now(), self._env.isolated()
             if due.affinity_until is not None:
                 affinity.release_for_claim(tx, env, request, now)
             claim = ClaimPass(tx, env, request, now, due)

@@ -87,14 +87,9 @@ class RunRow(msgspec.Struct, frozen=True, gc=False):
     spent_text: str | None
     dispatched_at: float | None
     cancel_requested: int
-    stored_worker: str | bytes | None
+    stored_worker: str | bytes | None  # the worker that claimed it; bytes in a damaged row
     needs_text: str | None
     awaited: int  # whether other entries wait for it
-
-    @property
-    def worker_id(self) -> str | None:
-        """The worker that claimed it; None if the row does not say, or is damaged."""
-        return self.stored_worker if isinstance(self.stored_worker, str) else None
 
     @property
     def options(self) -> EntryOptions:
@@ -115,7 +110,7 @@ class RunRow(msgspec.Struct, frozen=True, gc=False):
         return self.measured(dim) or expected or max(1, round(now - (self.dispatched_at or now)))
 
 
-class EndedRuns(NamedTuple):
+class EndedRuns(msgspec.Struct, frozen=True):
     """The answer to each report, and the runs that were found, as they were before."""
 
     answers: list[CompletionAnswer]
@@ -201,7 +196,7 @@ def _cancelled(run: RunRow, run_end: RunEnd) -> RunEnd:
     """Return how a run ends that was asked to stop: if it would have gone back to the queue, it is cancelled."""
     if run_end.report is not None and run_end.report.back is not None:
         return RunEnd(run.sched_id, "cancelled", run.token)
-    return run_end._replace(exit_kind="cancelled") if run_end.verb == "reclaim" else run_end
+    return msgspec.structs.replace(run_end, exit_kind="cancelled") if run_end.verb == "reclaim" else run_end
 
 
 def stale_claim_error(run: RunRow, token: int | None) -> StaleClaim:
@@ -345,13 +340,14 @@ def _write(
             used, count = shares.get(run.project_id, (0, 0))
             shares[run.project_id] = used + run.cost(env.cache.share_dim(tx), now), count + 1
         if run_end.token is not None or run_end.verb == "reclaim":
-            worker_id = run.worker_id
-            if worker_id is not None:
+            worker_id = run.stored_worker
+            if isinstance(worker_id, str):
                 is_gone[worker_id] = run_end.verb == "reclaim"  # it let a claim expire
         touched.append((run.pid, run.project_id))
     env.cache.touch_all(touched)
     for worker_id, gone in is_gone.items():
-        env.workers_seen.mark_gone(worker_id) if gone else env.workers_seen.mark_seen(worker_id)
+        seen = env.workers_seen
+        seen.mark_gone(worker_id) if gone else seen.mark_seen(worker_id, env.clock_offset.read_at)
     moves = flows.moves_for_costs(tx, costs) if costs else []
     if completed:
         _write_completed(tx, env, completed, moves, now)
@@ -375,7 +371,8 @@ def _write_completed(
         ended_ids.append(run.sched_id)
         if run.awaited:
             awaited.append(run.sched_id)
-    event = EntriesCompleted(entries=entries, worker_id=ended[0][0].worker_id, flows=moves)
+    worker_id = ended[0][0].stored_worker
+    event = EntriesCompleted(entries=entries, worker_id=worker_id if isinstance(worker_id, str) else None, flows=moves)
     event_id = append(tx, event, now=now)
     if moves:
         flows.save_moves(tx, moves, event_id=event_id)

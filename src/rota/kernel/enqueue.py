@@ -35,7 +35,6 @@ __all__ = ["ENQUEUE_MAX", "Enqueuing", "with_index"]
 ENQUEUE_MAX = 10_000  # entries in one enqueue_many
 _DEDUPE_BY = ("pid", "trigger", "payload", "key")
 _CAUSED_BY = "entry:"  # the beginning of a causation_id that names an entry
-_GIVEN_ALWAYS = -2  # the end of the parameters of `ENQUEUE_READY`: `ENQUEUE` has a deadline and a hold besides
 _queue = Checks("Queue", SchedInvalidPayload)
 _Keys: TypeAlias = dict[tuple[str, str | None], int]  # key and project: the entry that has it
 
@@ -57,9 +56,8 @@ class Enqueuing(Entries):
 
     def enqueue(self, spec: ScheduleSpec) -> int:
         """Put an entry into the queue; returns its sched_id once it is durable."""
-        batch = (_checked(spec),)
-        now = self._env.clock.now()
-        return self._env.store.write(lambda tx: self._enqueue(tx, batch, now)[0])
+        new, now = _checked(spec), self._env.clock.now()
+        return self._env.store.write(lambda tx: self._enqueue_one(tx, new, now))
 
     def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
         """Put many entries into the queue, all or none; an `after` of -1 is the previous entry of the call."""
@@ -94,13 +92,13 @@ class Enqueuing(Entries):
                 existing = next((int(row[0]) for row in tx.run(sql.DUPLICATE, (spec.pid, trigger, payload))), None)
             if existing is not None:
                 return existing, False
-            return self._enqueue(tx, (new,), now)[0], True
+            return self._enqueue_one(tx, new, now), True
 
         return self._env.store.write(work)
 
     def enqueue_in(self, tx: Transaction, spec: ScheduleSpec, now: float) -> int:
         """Put an entry into the queue inside a transaction."""
-        return self._enqueue(tx, (_checked(spec),), now)[0]
+        return self._enqueue_one(tx, _checked(spec), now)
 
     def enqueue_each_in(self, tx: Transaction, specs: Sequence[ScheduleSpec], now: float) -> list[int | RotaError]:
         """Put entries into the queue inside a transaction, each for itself: one that is refused yields its error."""
@@ -125,7 +123,7 @@ class Enqueuing(Entries):
         if agent is None or not may_reach(tx, from_project, agent.project_id):
             raise UnknownPid(spec.pid)
         new = msgspec.structs.replace(_checked(spec), spawner=(from_project,))
-        return self._enqueue(tx, (new,), now)[0]
+        return self._enqueue_one(tx, new, now)
 
     def checked_batch(self, specs: Sequence[ScheduleSpec]) -> list[_NewEntry]:
         """Check specs outside of a transaction, for `enqueue_batch_in`."""
@@ -153,8 +151,6 @@ class Enqueuing(Entries):
 
         With `indexed` an error names the entry of the batch that caused it.
         """
-        if len(batch) == 1 and (only := self._enqueue_one(tx, batch[0], now)) is not None:
-            return [only]
         cache = self._env.cache
         agents = cache.cached_agents(tx)
         keys: _Keys | None = None  # entries that have keys of the batch
@@ -165,6 +161,7 @@ class Enqueuing(Entries):
             if keys or len({spec.key for spec in keyed}) < len(keyed):
                 return self._enqueue_each(tx, batch, indexed=indexed, keys=keys)
         rows: list[tuple[Any, ...]] = []  # written together, at half the cost of one by one (batch-100)
+        times: list[tuple[float | None, str | None]] = []  # the deadline and the hold of each
         held: list[int] = []  # indexes of those that are not ready yet
         owners: list[tuple[int, str | None]] = []
         is_timed = False
@@ -184,40 +181,46 @@ class Enqueuing(Entries):
                 held.append(index)
             if new.spec.draws_on:
                 _check_limits(tx, new.spec, agent.project_id, limits, index if indexed else None)
-            rows.append(_row(new, agent.project_id, now, hold))
+            rows.append(_row(new, agent.project_id, now))
+            times.append((spec.deadline, hold))
             owners.append((spec.pid, agent.project_id))
             if hold is not None or spec.deadline is not None:
                 is_timed = True
                 cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
-        first_id = _insert_together(tx, rows, is_timed=is_timed)
+        if is_timed:
+            first_id = tx.insert_many(sql.ENQUEUE, [(*row, *each) for row, each in zip(rows, times, strict=True)])
+        else:
+            first_id = tx.insert_many(sql.ENQUEUE_READY, rows)
         ids = [first_id] if len(rows) == 1 else list(range(first_id, first_id + len(rows)))
         holds = {"time": [ids[index] for index in held]} if held else {}
         _record(tx, batch, EntriesEnqueued(first_id=first_id, count=len(rows), held=holds), now)
         cache.touch_all(owners)
         return ids
 
-    def _enqueue_one(self, tx: Transaction, new: _NewEntry, now: float) -> int | None:
-        """Write one entry, in one statement also if it has a key; None if its key is known, or if it needs more."""
+    def _enqueue_one(self, tx: Transaction, new: _NewEntry, now: float) -> int:
+        """Write one entry, nearly always in one statement, also if it has a key."""
         cache, spec = self._env.cache, new.spec
         agents = cache.cached_agents(tx)
         agent = (agents if spec.pid in agents else cache.agents(tx, {spec.pid})).get(spec.pid)
         if agent is None or agent.is_dead or new.refers or spec.draws_on:
-            return None
+            return self._enqueue(tx, (new,), now)[0]
         hold = "time" if spec.runnable_at > now else None
-        row = _row(new, agent.project_id, now, hold)
+        row, statement = _row(new, agent.project_id, now), sql.ENQUEUE_READY
         is_timed = hold is not None or spec.deadline is not None
-        statement, row = (sql.ENQUEUE, row) if is_timed else (sql.ENQUEUE_READY, row[:_GIVEN_ALWAYS])
+        if is_timed:
+            row, statement = (*row, spec.deadline, hold), sql.ENQUEUE
         sched_id: int | None
         if spec.key is None:
             sched_id = tx.insert(statement, row)
         else:
             sched_id = tx.insert_unless(statement, row, (sql.BY_KEY, (spec.key, agent.project_id)))
-        if sched_id is None:
-            return None
+        if sched_id is None:  # its key is known
+            return self._enqueue(tx, (new,), now)[0]
         if is_timed:
             cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
-        held = {hold: [sched_id]} if hold else {}
-        _record(tx, (new,), EntriesEnqueued(first_id=sched_id, count=1, held=held), now)
+        event = EntriesEnqueued(first_id=sched_id, count=1, held={hold: [sched_id]} if hold else {})
+        append(tx, event, now=now, pid=spec.pid, causation_id=spec.causation_id, correlation_id=spec.correlation_id)
+        tx.effects.wake_parked = True
         cache.touch(spec.pid, agent.project_id)
         return sched_id
 
@@ -282,7 +285,8 @@ class Enqueuing(Entries):
         if spec.account is not None:
             check_account(tx, spec.account, project_id)
         path, account = _call_path(tx, spec.parent_id, reaches_from)
-        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, path, account))
+        row = (*_row(new, project_id, now, path, account), spec.deadline, hold)
+        sched_id = tx.insert(sql.ENQUEUE, row)
         if hold is None and spec.affinity is not None:
             hold = self._hold_for_worker(tx, sched_id, spec, now)
         if predecessors:
@@ -399,29 +403,17 @@ def _not_alive(agent: CachedAgent | None, pid: int, index: int | None) -> RotaEr
     return error if index is None else with_index(error, index)
 
 
-def _row(  # noqa: PLR0917  # one line at each of its two callers
-    new: _NewEntry,
-    project_id: str | None,
-    now: float,
-    hold: str | None,
-    path: str | None = None,
-    account: GraphAccount | None = None,
+def _row(
+    new: _NewEntry, project_id: str | None, now: float, path: str | None = None, account: GraphAccount | None = None
 ) -> tuple[Any, ...]:
-    """Return the parameters of `statements.queue.ENQUEUE`."""
+    """Return the parameters of `statements.queue.ENQUEUE_READY`; those of `ENQUEUE` have a deadline and a hold more."""
     spec = new.spec
     needs, options = (None, None) if new.is_plain and path is None else encode_needs_and_options(spec, path, account)
     runnable_at, by_date = (spec.runnable_at, spec.runnable_at > 0) if not spec.delay_s else (now + spec.delay_s, False)
     return (
         spec.pid, project_id, spec.priority, runnable_at, spec.trigger, new.payload, now, spec.max_attempts, spec.key,
-        spec.kind, needs, options, by_date, spec.deadline, hold,
+        spec.kind, needs, options, by_date,
     )  # fmt: skip
-
-
-def _insert_together(tx: Transaction, rows: list[tuple[Any, ...]], *, is_timed: bool) -> int:
-    """Insert entries, of which some may have a deadline or a hold if `is_timed`; returns the first id."""
-    if is_timed:
-        return tx.insert_many(sql.ENQUEUE, rows)
-    return tx.insert_many(sql.ENQUEUE_READY, [row[:_GIVEN_ALWAYS] for row in rows])
 
 
 def _resolve(other: int, earlier: list[int]) -> int:

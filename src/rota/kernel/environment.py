@@ -82,7 +82,7 @@ T = TypeVar("T")
 _call = Checks("Call", InvalidPayload)
 
 
-class KernelEnvironment(NamedTuple):
+class KernelEnvironment(msgspec.Struct, frozen=True, eq=False):
     """The store, the clock, the generator for jitter, what is remembered of the store, and waiting callers."""
 
     store: Store
@@ -96,7 +96,8 @@ class KernelEnvironment(NamedTuple):
 
     def isolated(self) -> KernelEnvironment:
         """Return an environment for a transaction that leaves nothing behind: what is remembered is copied or empty."""
-        return self._replace(
+        return msgspec.structs.replace(
+            self,
             rng=copy.copy(self.rng),
             cache=KernelCache(),
             workers_seen=self.workers_seen.copy(),
@@ -116,7 +117,8 @@ class KernelEnvironment(NamedTuple):
         """
         known, version = self.clock_offset, tx.facts_version  # before the clock: this may wait for other processes
         now = self.clock.now()
-        ahead_s = now - self.clock.monotonic()
+        known.read_at = self.clock.monotonic()
+        ahead_s = now - known.read_at
         if known.facts_version != version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
             now = known.compare(tx, self, now, ahead_s)
         if writes and not known.seen_at <= now < known.seen_at + SEEN_EVERY_S:
@@ -154,7 +156,7 @@ class KernelEnvironment(NamedTuple):
 # --- the due summary -----------------------------------------------------------------------------
 
 
-class DueSummary(NamedTuple):
+class DueSummary(msgspec.Struct, frozen=True, gc=False):
     """The instants at which something falls due, and which kinds of limits exist."""
 
     held_at: float | None  # the next held entry becomes ready
@@ -205,14 +207,14 @@ class DueSummary(NamedTuple):
     def retry_at(self) -> float | None:
         """When a parked claim should run again: for a deadline just after it, since only past deadlines are swept."""
         after = None if self.deadline is None else math.nextafter(self.deadline, math.inf)
-        return self._replace(deadline=after).next_at
+        return msgspec.structs.replace(self, deadline=after).next_at
 
 
 def read_due_summary(tx: Transaction) -> DueSummary:
     """Read the due summary."""
     row = tx.run(sql.DUE_SUMMARY)[0]
-    fleet_paused_by, *limits = row[DueSummary._fields.index("fleet_paused_by") :]
-    return DueSummary._make((*row, fleet_paused_by is not None or any(limits)))
+    fleet_paused_by, *limits = row[DueSummary.__struct_fields__.index("fleet_paused_by") :]
+    return DueSummary(*(*row, fleet_paused_by is not None or any(limits)))
 
 
 # --- the cache -----------------------------------------------------------------------------------
@@ -302,7 +304,7 @@ class KernelCache:
         if due is not None and self._due_version != tx.foreign_version:
             self._due_version = tx.foreign_version
             if due.expires_at is None or due.expires_at > self._due_again_at:
-                self._due = due = due._replace(expires_at=self._due_again_at)
+                self._due = due = msgspec.structs.replace(due, expires_at=self._due_again_at)
         return due
 
     def set_due_summary(self, tx: Transaction, due: DueSummary, now: float) -> None:
@@ -329,13 +331,13 @@ class KernelCache:
         if due is None:
             return
         if expires_at is not None and (due.expires_at is None or expires_at < due.expires_at):
-            due = due._replace(expires_at=expires_at)
+            due = msgspec.structs.replace(due, expires_at=expires_at)
         if held_at is not None and (due.held_at is None or held_at < due.held_at):
-            due = due._replace(held_at=held_at)
+            due = msgspec.structs.replace(due, held_at=held_at)
         if deadline is not None and (due.deadline is None or deadline < due.deadline):
-            due = due._replace(deadline=deadline)
+            due = msgspec.structs.replace(due, deadline=deadline)
         if window_edge_at is not None and (due.window_edge_at is None or window_edge_at < due.window_edge_at):
-            due = due._replace(window_edge_at=window_edge_at)
+            due = msgspec.structs.replace(due, window_edge_at=window_edge_at)
         self._due = due
 
     # --- the policy of the store
@@ -415,7 +417,9 @@ class KernelCache:
 
     def touch(self, pid: int, project_id: str | None) -> None:
         """Record that entries, live runs or the usage of an owner have changed."""
-        self.touch_all(((pid, project_id),))
+        if len(self._touched) >= TOUCHED_MAX:
+            self._start_generation()
+        self._touched.append((pid, project_id))
 
     def touch_all(self, owners: Iterable[tuple[int, str | None]]) -> None:
         """Record that entries, live runs or the usage of owners have changed."""
@@ -460,9 +464,8 @@ class WorkersSeen:
         """In a forked child: the workers go on in the parent."""
         self._seen_at = {}
 
-    def mark_seen(self, worker_id: str, at: float | None = None) -> None:
-        """Record that a worker claimed or ended a run: now, unless `at` is given."""
-        at = self._monotonic() if at is None else at
+    def mark_seen(self, worker_id: str, at: float) -> None:
+        """Record that a worker claimed or ended a run, at a time of the advancing clock."""
         self._seen_at[worker_id] = at
         if "/" in worker_id:
             self._seen_at.update(dict.fromkeys(worker_names(worker_id), at))
@@ -500,13 +503,14 @@ class ClockOffset:
     `compare` is called if it is not known or no longer true; it returns the time.
     """
 
-    __slots__ = ("boot_id", "compare", "facts_version", "offset_s", "seen_at")
+    __slots__ = ("boot_id", "compare", "facts_version", "offset_s", "read_at", "seen_at")
 
     def __init__(self, clock: Clock, compare: Compare) -> None:
         self.compare = compare
         self.boot_id = clock.boot_id()
         self.facts_version = -1  # of the transaction in which it was read: a later one may find another
         self.offset_s = 0.0
+        self.read_at = clock.monotonic()  # when `KernelEnvironment.read_clock` was last called, by the advancing clock
         self.seen_at = -math.inf  # the last wall-clock time that this process has stored
 
 

@@ -12,7 +12,8 @@ and `mark_ready` marks the agents whose held or returned entries became ready ag
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from rota.kernel.rows import NEEDS, decode_needs
 from rota.model.budgets import Flow
@@ -39,7 +40,7 @@ NO_PROJECT = ""  # the project of agents that have none
 SHARED_DIM = "tokens"  # the dimension that flows and shares count by default, and contexts always (see store_policy)
 
 
-class ServedFlows(NamedTuple):
+class ServedFlows(msgspec.Struct, frozen=True):
     """What a pass did to flows: the moves, and the agents (with their projects) that it served without a move."""
 
     moves: Collection[FlowMove] = ()

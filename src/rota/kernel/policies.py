@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.store_policy import (
@@ -45,12 +47,12 @@ class Policies:
 
         def work(tx: Transaction) -> StorePolicy:
             known = read_store_policy(tx)
-            new = known._replace(setting=None) if forget else known
+            new = msgspec.structs.replace(known, setting=None) if forget else known
             if setting is not None:
-                new = new._replace(setting=merged_policy(known.setting, setting, replace=replace))
+                new = msgspec.structs.replace(new, setting=merged_policy(known.setting, setting, replace=replace))
             if share_by is not None:
                 chosen, author = merged_share_by(known, share_by, by, replace=replace)
-                new = new._replace(share_by=chosen, share_by_set_by=author)
+                new = msgspec.structs.replace(new, share_by=chosen, share_by_set_by=author)
             if new != known:
                 self._write(tx, known, new, by)
             return new

@@ -12,7 +12,7 @@ is kept as fits; usage that is no amount is left out; a time to return that is n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -81,7 +81,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     awaits: tuple[int, ...] = ()  # entries of which the first to end makes it ready, before that time or without one
 
 
-class RunEnd(NamedTuple):
+class RunEnd(msgspec.Struct, frozen=True, gc=False):
     """How one run ended, checked and with its result encoded."""
 
     sched_id: int

@@ -9,8 +9,6 @@ windows begin again at 0 for every owner, and live runs count only what they are
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from rota.decoding import decode_json
@@ -44,7 +42,7 @@ class _ShareSetting(msgspec.Struct, frozen=True):
     by: str = ""
 
 
-class StorePolicy(NamedTuple):
+class StorePolicy(msgspec.Struct, frozen=True):
     """What the store says: the policy, if one was given, and what sharing counts."""
 
     setting: PolicySetting | None = None

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypedDict
 
+import msgspec
+
 from rota.errors import SchedInvalidPayload
 from rota.kernel.rows import json_list
 from rota.kernel.run_reports import CompletionAnswer, RunEnd
@@ -41,7 +43,7 @@ class ClaimOptions(TypedDict, total=False):
     kinds: Sequence[str]  # kinds of slot that the worker has
 
 
-class TurnRequest(NamedTuple):
+class TurnRequest(msgspec.Struct, frozen=True):
     """What a worker asks for in one transaction."""
 
     worker: Worker
@@ -85,7 +87,7 @@ def make_turn_request(
         request = _check_claim(*claim)
     except TypeError:  # an argument that cannot be hashed is wrong: the checks say how
         request = _check_claim.__wrapped__(*claim)
-    return request._replace(now=now, run_ends=run_ends) if run_ends or now is not None else request
+    return msgspec.structs.replace(request, now=now, run_ends=run_ends) if run_ends or now is not None else request
 
 
 @lru_cache(maxsize=1024, typed=True)  # a worker makes the same claim again and again

@@ -83,6 +83,17 @@ _ON_FAILED = ("cancel", "run", "hold")
 _WORKSPACE_MODES = ("exclusive", "shared")
 _RETRY_ON: tuple[ExitKind, ...] = ("crashed",)
 _BACKOFF = Backoff()
+_PLAIN: tuple[Any, ...] = (
+    (),
+    (),
+    *(None,) * 2,
+    {},
+    {},
+    *(None,) * 9,
+    "cancel",
+    _RETRY_ON,
+    _BACKOFF,
+)  # the values of `is_plain`
 
 
 class _PositionalSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -124,26 +135,12 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
     @property
     def is_plain(self) -> bool:
         """Whether all fields have defaults except the positional ones, after, delay_s, key, kind and max_attempts."""
+        # one comparison of tuples, which recognises the very objects that are the defaults: half the time of "and"
         return (
-            self.tags == ()
-            and self.draws_on == ()
-            and self.concurrency_key is None
-            and self.concurrency_limit is None
-            and self.expected == {}
-            and self.ceiling == {}
-            and self.workspace is None
-            and self.workspace_mode is None
-            and self.affinity is None
-            and self.parent_id is None
-            and self.correlation_id is None
-            and self.causation_id is None
-            and self.account is None
-            and self.traceparent is None
-            and self.tracestate is None
-            and self.on_failed == "cancel"
-            and self.retry_on == _RETRY_ON
-            and self.backoff == _BACKOFF
-        )
+            self.tags, self.draws_on, self.concurrency_key, self.concurrency_limit, self.expected, self.ceiling,
+            self.workspace, self.workspace_mode, self.affinity, self.parent_id, self.correlation_id, self.causation_id,
+            self.account, self.traceparent, self.tracestate, self.on_failed, self.retry_on, self.backoff,
+        ) == _PLAIN  # fmt: skip
 
     def __post_init__(self) -> None:
         # this runs several times for every entry, so defaults are recognised without a call

@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
+import msgspec
+
 from rota.errors import PolicyFailed, RotaError, StoreCorrupt
 from rota.kernel import Completion, Kernel, RunReport
 from rota.kernel.claim_pass import ClaimPass, begin_claim, read_of_ready, read_ready_ahead
@@ -229,7 +231,7 @@ class Dispatcher:
             done = self.kernel.store.write(partial(self.run_turn, request, policy))
             if done.entries or not (request.max_n and request.wait_s):
                 return done
-        claiming = request._replace(run_ends=())
+        claiming = msgspec.structs.replace(request, run_ends=())
         key = _key_of(policy, request)
         entries = self.kernel.queue.park(lambda tx: self.run_turn(claiming, policy, tx).entries, claiming, key)
         return TurnResult(done.answers, entries)
@@ -238,8 +240,8 @@ class Dispatcher:
         """Run a turn whose policy is in another process: end runs first, then wait for its answer."""
         done = TurnResult([], [])
         if request.run_ends:
-            done = self.kernel.store.write(partial(self.run_turn, request._replace(max_n=0), policy))
-        claiming = request._replace(run_ends=())
+            done = self.kernel.store.write(partial(self.run_turn, msgspec.structs.replace(request, max_n=0), policy))
+        claiming = msgspec.structs.replace(request, run_ends=())
 
         def work(tx: Transaction) -> list[ReadyEntry]:
             entries = self.run_turn(claiming, policy, tx).entries

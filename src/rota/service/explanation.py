@@ -277,7 +277,7 @@ def _make_claim(copied: Dispatcher, dry_run: DryRun, row: Row, request: TurnRequ
     first = claim.claimed
     if claim.index is None and claim.is_full:
         looks_for = ASKED_LOOK_MAX if asks_process(policy) else LOOK_MAX
-        last = _WatchedPass(dry_run, request._replace(max_n=looks_for), row)
+        last = _WatchedPass(dry_run, msgspec.structs.replace(request, max_n=looks_for), row)
         copied.fill(last, policy)
         first = claim.claimed + last.claimed
     if last.index is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 
-class Statement(NamedTuple):
+class Statement(msgspec.Struct, frozen=True, gc=False):
     """An SQL text with a name, for plans and traces, and a description, for readers.
 
     `postgres` is the same statement for PostgreSQL, where `store/postgres_text.py` cannot derive it from `sql`.

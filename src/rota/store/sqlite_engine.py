@@ -64,12 +64,12 @@ _TRANSLATED = (*_LOST, *DAMAGED, *_ENDED, apsw.Error, TypeError, OverflowError, 
 @cache
 def _for_one(statement: Statement) -> Statement:
     assert IDS in statement.sql, statement.name  # noqa: S101  # it has no list
-    return statement._replace(sql=statement.sql.replace(IDS, "(?)"))
+    return msgspec.structs.replace(statement, sql=statement.sql.replace(IDS, "(?)"))
 
 
 @cache
 def _unless_known(statement: Statement) -> Statement:
-    return statement._replace(sql=f"{statement.sql} ON CONFLICT DO NOTHING")
+    return msgspec.structs.replace(statement, sql=f"{statement.sql} ON CONFLICT DO NOTHING")
 
 
 class SqliteTransaction(msgspec.Struct, eq=False):

@@ -6,6 +6,8 @@ are, or which claims need anyway. So `_OF_STATUS` finds the ids of some statuses
 
 from __future__ import annotations
 
+import msgspec
+
 from rota.store.protocol import Statement
 from rota.store.statements.queue import ENTRY, IDS
 
@@ -62,6 +64,10 @@ def _ids_first(sql: str) -> str:
     ).replace("ORDER BY q.sched_id", "ORDER BY i.id")
 
 
+def _with_ids_first(statement: Statement) -> Statement:
+    return msgspec.structs.replace(statement, postgres=_ids_first(statement.sql))
+
+
 # --- pages: ?8 limit, ?9 offset, ?10 the id after which the page begins -----------------------------
 
 FILTERED = Statement(
@@ -88,14 +94,14 @@ FILTERED_OF_STATUS = Statement(
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND +q.sched_id > ?10 "
     f"AND {_MATCHES} ORDER BY q.sched_id LIMIT +?8 OFFSET ?9",
 )
-FILTERED_OF_STATUS = FILTERED_OF_STATUS._replace(postgres=_ids_first(FILTERED_OF_STATUS.sql))
+FILTERED_OF_STATUS = _with_ids_first(FILTERED_OF_STATUS)
 IDS_OF_STATUS = Statement(
     "entry_ids_of_status",
     "The first entries of some statuses, not succeeded, that match a filter, by id.",
     f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND {_MATCHES} "
     "ORDER BY q.sched_id LIMIT +?8",
 )
-IDS_OF_STATUS = IDS_OF_STATUS._replace(postgres=_ids_first(IDS_OF_STATUS.sql))
+IDS_OF_STATUS = _with_ids_first(IDS_OF_STATUS)
 FILTERED_COUNT = Statement(
     "entry_filtered_count",
     "The number of entries that match a filter.",
@@ -111,7 +117,7 @@ FILTERED_COUNT_OF_STATUS = Statement(
     "The number of entries of some statuses, not succeeded, that match a filter.",
     f"SELECT count(*) FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND {_MATCHES}",
 )
-FILTERED_COUNT_OF_STATUS = FILTERED_COUNT_OF_STATUS._replace(postgres=_ids_first(FILTERED_COUNT_OF_STATUS.sql))
+FILTERED_COUNT_OF_STATUS = _with_ids_first(FILTERED_COUNT_OF_STATUS)
 FILTERED_WITHIN = Statement(
     "entry_filtered_within",
     "A page of the entries of some projects that match a filter, by id; '' is no project.",
@@ -124,7 +130,7 @@ FILTERED_OF_STATUS_WITHIN = Statement(
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND +q.sched_id > ?10 "
     f"AND {_MATCHES_WITHIN} ORDER BY q.sched_id LIMIT +?8 OFFSET ?9",
 )
-FILTERED_OF_STATUS_WITHIN = FILTERED_OF_STATUS_WITHIN._replace(postgres=_ids_first(FILTERED_OF_STATUS_WITHIN.sql))
+FILTERED_OF_STATUS_WITHIN = _with_ids_first(FILTERED_OF_STATUS_WITHIN)
 FILTERED_COUNT_WITHIN = Statement(
     "entry_filtered_count_within",
     "The number of entries of some projects that match a filter.",
@@ -135,9 +141,7 @@ FILTERED_COUNT_OF_STATUS_WITHIN = Statement(
     "The number of entries of some projects and statuses, not succeeded, that match a filter.",
     f"SELECT count(*) FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND {_MATCHES_WITHIN}",
 )
-FILTERED_COUNT_OF_STATUS_WITHIN = FILTERED_COUNT_OF_STATUS_WITHIN._replace(
-    postgres=_ids_first(FILTERED_COUNT_OF_STATUS_WITHIN.sql)
-)
+FILTERED_COUNT_OF_STATUS_WITHIN = _with_ids_first(FILTERED_COUNT_OF_STATUS_WITHIN)
 MATCHING_IDS = Statement(
     "entry_matching_ids",
     "The next entries that match a filter, by id, for a change in batches.",
