@@ -32,9 +32,9 @@ behind.
 
 *What cannot be used is not owed.* A heavy entity alone on its core, or a core crowded by pinned ones, falls behind for
 good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. Where
-a group runs, its other members may use what it is owed on their cores: so the limit counts once for each core of the
-group. And it is first charged for what it used on these since its slice began; until then its core looks further behind
-than it is. An entity whose weight is worth a core keeps it alone.
+a group runs, it is first charged for what it used on other cores since its slice began: until then its core looks
+further behind than it is. And if it has a member on the core that is ahead, nothing is forgotten: that member can use
+what the group is owed. An entity whose weight is worth a core keeps it alone.
 
 *A group that needs all its members keeps them apart.* A group of ten members that is owed nine and a half cores of
 sixteen gets them only if all its members run nearly all the time: what one of them misses, no other can use later. A
@@ -45,10 +45,10 @@ cores as it has members on, a core that has only this group takes in no other en
 is owed is measured, and a group at the edge that went back and forth lost more than under either rule.
 
 What a group or an entity is owed is its weight times the speed of the common time, which is measured on cores where
-several compete. It is measured over two windows: groups that keep their cores crowd the others onto few, where the time
-passes slowly; when these are let in again it catches up, and the speed of one window would swing between both. If a
-group keeps its cores by mistake there may be no such core. But then another group, which has more members than cores,
-is alone on one and its time passes more slowly: the speed is at most that.
+several compete. A quarter of what was measured before counts too: groups that keep their cores crowd the others onto
+few, where the time passes slowly; when these are let in again it catches up, and the speed of one window would swing
+between both. If a group keeps its cores by mistake there may be no such core. But then another group, which has more
+members than cores, is alone on one and its time passes more slowly: the speed is at most that.
 
 **The global bound.** A competitor (an entity without a group, or a group) that stays runnable gets its weighted max-min
 share of the cores, to within 2 % and six slices of the normal class, for a group one more for each core that it can use
@@ -99,7 +99,7 @@ BALANCE_CORES_MAX = 8  # cores that a core compares itself with when a slice end
 BALANCE_LOOKS_MAX = 4  # entities that it looks at on the one that is furthest behind
 IMBALANCE_MAX_NS = 3_000_000  # service that one core may owe to another before an entity moves
 FORGIVEN_FROM_NS = 12_000_000  # service that it may owe if no entity can move: what is beyond is not owed
-RATE_WINDOW_NS = 100_000_000  # how often the speed of the common time is measured, over twice that time
+RATE_WINDOW_NS = 100_000_000  # how often the speed of the common time is measured
 RATE_TOLERANCE = 32  # that speed is right to one part in so many
 MOVES_MAX = 64  # entities that one step moves off a core that is offline or leased
 PLACE_LOOKS_MAX = 4  # cores whose loads are compared for an entity that needs another one
@@ -318,10 +318,10 @@ class Placement:
         """What is owed to a core and that no entity there can use elsewhere is not owed beyond the limit."""
         mine, theirs, running = core.fair, other.fair, other.fair.current
         if isinstance(running, GroupNode):
-            if running.group.present & core.bit:
-                return  # its members here can use what the group is owed there
             # else the core looks as far behind as the group has run elsewhere meanwhile
             self._queues.charge_unpaid(theirs, running, now)
+            if running.group.present & core.bit:
+                return  # its members here can use what the group is owed there
         gap = mine.common_time(now) - theirs.common_time(now)
         kept = FORGIVEN_FROM_NS * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
         theirs.base += max(0, gap - kept)

@@ -151,6 +151,12 @@ def begin_claim(
 class ClaimPass:
     """One round of claims inside one transaction."""
 
+    ahead: list[Row] | None = None  # the first ready entries, if they were read before
+    token: int | None = None  # of the claims, once they are written
+    all_blocked = False  # a reason was found that blocks every entry
+    _checks: ClaimChecks | None = None  # made at the first entry that needs a look-up
+    _bytes = 0  # of the payloads claimed so far
+
     def __init__(
         self, tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float, due: DueSummary
     ) -> None:
@@ -160,24 +166,17 @@ class ClaimPass:
         self.request = request
         self.claimed_at = now
         self.now = now if request.now is None else request.now
-        self._kinds = request.kinds if ONLY_KINDS in request.kinds else (None, *request.kinds)  # that it takes
-        self.ahead: list[Row] | None = None  # the first ready entries, if they were read before
         self.lifted: list[Row] = []  # held entries that only this claim sees
         self.has_unreleased = due.held_at is not None and due.held_at <= now  # held entries that are due
         self._due = due
-        self._any_limit = due.any_limit
-        self._checks: ClaimChecks | None = None  # made at the first entry that needs a look-up
         self.claimed: list[PendingClaim] = []
         self._claimed_ids: set[int] = set()
         self._skipped_ids: set[int] = set()  # claimed ones that came again: a damaged index may have an entry twice
-        self.token: int | None = None  # of the claims, once they are written
         self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
         self.agents_elsewhere: set[int] = set()  # agents whose first entry needs a slot of another kind
         self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
         self._ahead: dict[int, tuple[list[Row], bool]] = {}  # by agent: entries read ahead, and whether more exist
-        self._bytes = 0  # of the payloads claimed so far
         self.ended_unreadable: list[int] = []  # entries that `write` has ended because they cannot be read
-        self.all_blocked = False  # a reason was found that blocks every entry
         self.blocked_pids: set[int] = set()  # agents whose entries need no further check
         self.blocked_projects: set[str] = set()
         self.blocked_needs: set[str] = set()  # needs that no entry can have met now
@@ -224,7 +223,7 @@ class ClaimPass:
         if sched_id in self._claimed_ids:  # a pass that proposes it twice gets it once
             self._skipped_ids.add(sched_id)
             return reasons.NotQueued(state=_DISPATCHED)
-        if self._any_limit or row[NEEDS] is not None or not (project_id is None or self._is_open(project_id)):
+        if self._due.any_limit or row[NEEDS] is not None or not (project_id is None or self._is_open(project_id)):
             entry = CheckedEntry.from_row(row)
             if entry.needs is not UNREADABLE_NEEDS:  # otherwise `write` ends it, and nothing can block that
                 blocked = self._claim_checks.first_blocking_reason(entry)
@@ -252,7 +251,7 @@ class ClaimPass:
 
     def prefetch_owners(self, rows: list[Row]) -> None:
         """Load the agents and projects of many entries, before the entries are checked."""
-        if self._any_limit:
+        if self._due.any_limit:
             self._claim_checks.prefetch(rows)
         else:
             self.env.cache.projects(self.tx, {row[PROJECT] for row in rows if row[PROJECT] is not None})
@@ -433,7 +432,7 @@ class ClaimPass:
             if self._matches_request(row):
                 return row, has_more
             self._blocked_heads.add(pid)
-            if row[KIND] not in self._kinds:
+            if not self._takes(row[KIND]):
                 self.agents_elsewhere.add(pid)
         rows = self.ready_entries_of_agent(pid, 1)
         return (rows[0], self.has_more_ready(pid, claimed + 1)) if rows else (None, self.has_more_ready(pid, claimed))
@@ -452,7 +451,12 @@ class ClaimPass:
     def _matches_request(self, row: Row) -> bool:
         """Whether an entry without a hold is runnable now, before its deadline, on a slot of this worker."""
         now, kind, deadline = self.now, row[KIND], row[DEADLINE]
-        return kind in self._kinds and row[RUNNABLE_AT] <= now and (deadline is None or deadline > now)
+        return self._takes(kind) and row[RUNNABLE_AT] <= now and (deadline is None or deadline > now)
+
+    def _takes(self, kind: str | None) -> bool:
+        """Whether the worker has slots for entries of this kind."""
+        kinds = self.request.kinds
+        return kind in kinds if kind is not None else ONLY_KINDS not in kinds
 
     def ready_entries_of_agent(self, pid: int, limit: int) -> list[Row]:
         """Return an agent's next entries in strict order that are not excluded."""
@@ -514,7 +518,8 @@ class ClaimPass:
             admission_skipped=not request.check_budgets,
         )
         self.token = token = append(self.tx, event, now=now)
-        self.env.note_time(self.tx, now)
+        if not self.env.clock_offset.is_noted:
+            self.env.note_time(self.tx, now)
         expires_at = now + request.timeout_s
         head = (worker.worker_id, worker.incarnation, now, now, request.timeout_s, expires_at, token)
         # the columns of statements.queue.ENTRY from state on
@@ -539,10 +544,8 @@ class ClaimPass:
             self.env.cache.drop_due_summary()  # a context that was charged refills later
         else:
             self.env.cache.lower_due_summary(expires_at=expires_at)
-        if served.moves:
-            flows.save_moves(self.tx, served.moves, event_id=token, served_at=now)
-        if served.agents:
-            flows.mark_served(self.tx, served.agents, event_id=token, served_at=now)
+        if served is not _NO_FLOWS:
+            flows.save_served(self.tx, served, event_id=token, served_at=now)
         if unreadable:
             self._end_unreadable(unreadable)
         return entries

@@ -126,7 +126,10 @@ def read_of_runs(run_ends: Sequence[RunEnd]) -> tuple[Statement, Row]:
 
 def read_runs(tx: Transaction, sched_ids: Sequence[int]) -> dict[int, RunRow]:
     """Read runs by id; entries that do not exist are missing from the result."""
-    return {row[0]: RunRow(*row) for row in tx.run_for(sql.RUNS, sched_ids)}
+    runs: dict[int, RunRow] = {}
+    for row in tx.run_for(sql.RUNS, sched_ids):
+        runs[row[0]] = RunRow(*row)  # a comprehension is a call, at every end of a run
+    return runs
 
 
 def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd], now: float) -> EndedRuns:
@@ -324,7 +327,9 @@ def _write(
 ) -> None:
     """Write what became of the runs, and adjust what is remembered."""
     if completed:  # first: a server works on it while the rest is prepared
-        rows = [(now, end.exit_kind, end.outcome, end.result, run.sched_id) for run, end in completed]
+        rows = []
+        for run, end in completed:
+            rows.append((now, end.exit_kind, end.outcome, end.result, run.sched_id))  # as above
         rows.sort(key=_sched_id)  # neighbours share pages
         tx.run_many(sql.COMPLETE, rows)
     costs: list[tuple[int, str | None, int]] = []  # what the flows have to be corrected by

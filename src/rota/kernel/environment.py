@@ -78,6 +78,7 @@ SEEN_KEY = "clock_seen_at"  # the setting in the store that holds it
 OFFSET_KEY = "clock_offset"  # the setting that holds the boot, and wall minus advancing clock (clock_jumps.py)
 TOUCHED_MAX = 100_000  # touched owners recorded in one generation
 _GONE = -math.inf
+_JUMP_BACK_S = -JUMP_MIN_S
 T = TypeVar("T")
 _call = Checks("Call", InvalidPayload)
 
@@ -119,9 +120,10 @@ class KernelEnvironment(msgspec.Struct, frozen=True, eq=False):
         now = self.clock.now()
         known.read_at = self.clock.monotonic()
         ahead_s = now - known.read_at
-        if known.facts_version != version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
+        if known.facts_version != version or not _JUMP_BACK_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
             now = known.compare(tx, self, now, ahead_s)
-        if writes and not known.seen_at <= now < known.seen_at + SEEN_EVERY_S:
+        known.is_noted = known.seen_at <= now < known.seen_at + SEEN_EVERY_S
+        if writes and not known.is_noted:
             self.note_time(tx, now)
         return now
 
@@ -503,7 +505,7 @@ class ClockOffset:
     `compare` is called if it is not known or no longer true; it returns the time.
     """
 
-    __slots__ = ("boot_id", "compare", "facts_version", "offset_s", "read_at", "seen_at")
+    __slots__ = ("boot_id", "compare", "facts_version", "is_noted", "offset_s", "read_at", "seen_at")
 
     def __init__(self, clock: Clock, compare: Compare) -> None:
         self.compare = compare
@@ -512,6 +514,7 @@ class ClockOffset:
         self.offset_s = 0.0
         self.read_at = clock.monotonic()  # when `KernelEnvironment.read_clock` was last called, by the advancing clock
         self.seen_at = -math.inf  # the last wall-clock time that this process has stored
+        self.is_noted = False  # whether it was recent when the clock was last read: then there is nothing to note
 
 
 _REMEMBERED: WeakKeyDictionary[Store, tuple[KernelCache, WorkersSeen, ClockOffset]] = WeakKeyDictionary()

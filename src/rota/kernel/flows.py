@@ -31,9 +31,9 @@ __all__ = [
     "expected_cost",
     "mark_competing",
     "mark_ready",
-    "mark_served",
     "moves_for_costs",
     "save_moves",
+    "save_served",
 ]
 
 NO_PROJECT = ""  # the project of agents that have none
@@ -102,7 +102,15 @@ def save_moves(tx: Transaction, moves: Iterable[FlowMove], *, event_id: int, ser
         tx.run_many(sql.PROJECT_MOVE, projects)
 
 
-def mark_served(tx: Transaction, agents: Iterable[tuple[int, str | None]], *, event_id: int, served_at: float) -> None:
+def save_served(tx: Transaction, served: ServedFlows, *, event_id: int, served_at: float) -> None:
+    """Write what a pass did to flows."""
+    if served.moves:
+        save_moves(tx, served.moves, event_id=event_id, served_at=served_at)
+    if served.agents:
+        _mark_served(tx, served.agents, event_id=event_id, served_at=served_at)
+
+
+def _mark_served(tx: Transaction, agents: Iterable[tuple[int, str | None]], *, event_id: int, served_at: float) -> None:
     """Store when these agents were last served, without moving them in virtual time."""
     rows = [(pid, project_id or NO_PROJECT, served_at, event_id) for pid, project_id in agents]
     tx.run_many(sql.AGENT_SERVED, sorted(rows))  # by pid: neighbours share pages

@@ -138,7 +138,7 @@ class Runs:
                 tx.read_together([read_of_runs(run_ends)])
             now = self._env.read_clock(tx, writes=False)
             answers = end_runs(tx, self._env, run_ends, now).answers
-            if tx.effects.wake_parked:  # a run has ended
+            if tx.effects.wake_parked and not self._env.clock_offset.is_noted:  # a run has ended
                 self._env.note_time(tx, now)
             return answers
 

@@ -63,7 +63,7 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from rota.clock import SystemClock
+from rota.clock import AwakeClock
 from rota.errors import InvalidInput, StoreReplaced
 from rota.lazy import late
 from rota.store.ipc_notify import FILES_AT, FILES_BYTES
@@ -94,7 +94,7 @@ _IDENTITY = struct.Struct("=QQ")
 _LOG_BEGINS = b"\x37\x7f\x06"  # and another byte, for the order of the bytes in its checksums
 _LOG_HEADER_BYTES, _LOG_CHECKSUM_BYTES, _FRAME_HEADER_BYTES = 32, 8, 24
 _MOUNTS = Path("/proc/self/mountinfo")
-_monotonic = SystemClock.monotonic
+_monotonic = AwakeClock.monotonic  # a suspended machine does not use the store
 _pause = threading.Event().wait
 
 assert _IDENTITY.size * len(_FILES) == FILES_BYTES  # noqa: S101  # the two modules agree

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import apsw
 import msgspec
 
-from rota.clock import SystemClock
+from rota.clock import AwakeClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreReplaced, StoreUnavailable
 from rota.store import sqlite_connection
 from rota.store.engine import TransactionLost
@@ -52,7 +52,7 @@ _BESIDE = ("-wal", "-shm", "-journal", "-lock", "-here")  # the files beside a d
 
 Durability = Literal["full", "normal"]
 _encode = msgspec.json.Encoder().encode
-_monotonic = SystemClock.monotonic
+_monotonic = AwakeClock.monotonic  # a suspended machine does not use the store
 
 # not caused by the statement: these end the whole transaction, or leave no way to go on with it
 _LOST = (apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.BusyError, apsw.CantOpenError, apsw.ProtocolError)
