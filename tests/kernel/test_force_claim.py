@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rota.errors import RotaError, SchedUnknownId
+from rota.kernel.maintenance import PROMOTE_MAX
 from rota.model.events import EntriesClaimed
 from rota.model.reasons import (
     AfterPredecessor,
@@ -20,7 +21,7 @@ from rota.model.reasons import (
     ProjectInactive,
     WorkspaceTaken,
 )
-from rota.model.work import ProjectConstraint
+from rota.model.work import ProjectConstraint, ScheduleSpec
 from tests.kernel.world import START, World
 
 
@@ -34,6 +35,15 @@ def test_force_claim_ignores_the_order_and_is_recorded(world: World, pid: int) -
     assert isinstance(fact, EntriesClaimed)
     assert (fact.policy, fact.forced_by, fact.incarnation) == ("forced", "anna", "i")
     assert fact.because == ["forced by anna"]
+
+
+def test_force_claim_of_a_due_entry_that_was_not_released_yet(world: World, pid: int) -> None:
+    """A transaction releases a bounded number of held entries, the highest priorities first."""
+    world.queue.enqueue_many([ScheduleSpec(pid, 1, START + 1) for _ in range(PROMOTE_MAX)])
+    last = world.queue.enqueue(ScheduleSpec(pid, 0, START + 1))
+    world.clock.advance(2)
+    world.queue.force_claim(last, worker_id="w")
+    assert world.rows(f"SELECT state, hold FROM agent_schedule_queue WHERE sched_id = {last}") == [("dispatched", None)]
 
 
 def test_force_claim_keeps_all_checks_but_can_skip_budgets(world: World, pid: int) -> None:

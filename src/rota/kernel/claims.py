@@ -19,7 +19,7 @@ from rota.kernel import affinity
 from rota.kernel.claim_pass import ClaimPass, begin_claim
 from rota.kernel.environment import KernelEnvironment, read_due_summary
 from rota.kernel.progress import NoRepeats
-from rota.kernel.rows import ready_entry_from_row
+from rota.kernel.rows import ready_entry_from_row, state_and_hold
 from rota.kernel.runs import Runs
 from rota.kernel.turn import (
     CLAIM_TIMEOUT_S,
@@ -134,6 +134,8 @@ class Claims(Runs):
             if blocked:
                 raise _denied(sched_id, blocked)
             affinity.release(tx, self._env, tx.run(queue_sql.AFFINITY_GET, (sched_id,)), at)
+            if state_and_hold(rows[0])[1] is not None:  # its time has come, and it was not released yet
+                tx.run(queue_sql.RELEASE, (None, sched_id))
             claim.try_claim(rows[0], reason=f"forced by {by}")
             return claim.write(policy="forced", forced_by=by)[0]
 

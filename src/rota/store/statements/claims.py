@@ -247,10 +247,10 @@ BUDGET_FACTS = Statement(
 
 CLAIM = Statement(
     "entry_claim",
-    "Claim an entry for a worker.",
+    "Claim an entry without a hold for a worker.",
     "UPDATE agent_schedule_queue SET state = 'dispatched', worker_id = ?, incarnation = ?, dispatched_at = ?, "
     "heartbeat_at = ?, claim_timeout_s = ?, claim_expires_at = ?, token = ?, attempt = attempt + 1, "
-    "held_workspace = ?, estimate = ?, spent = NULL, hold = NULL WHERE sched_id = ?",
+    "held_workspace = ?, estimate = ?, spent = NULL WHERE sched_id = ?",
     everyday=True,
 )
 HEARTBEAT = Statement(
