@@ -166,6 +166,7 @@ class ClaimPass:
         self.request = request
         self.claimed_at = now
         self.now = now if request.now is None else request.now
+        self._kinds = request.kinds if ONLY_KINDS in request.kinds else (None, *request.kinds)  # that it takes
         self.lifted: list[Row] = []  # held entries that only this claim sees
         self.has_unreleased = due.held_at is not None and due.held_at <= now  # held entries that are due
         self._due = due
@@ -432,7 +433,7 @@ class ClaimPass:
             if self._matches_request(row):
                 return row, has_more
             self._blocked_heads.add(pid)
-            if not self._takes(row[KIND]):
+            if row[KIND] not in self._kinds:
                 self.agents_elsewhere.add(pid)
         rows = self.ready_entries_of_agent(pid, 1)
         return (rows[0], self.has_more_ready(pid, claimed + 1)) if rows else (None, self.has_more_ready(pid, claimed))
@@ -451,12 +452,7 @@ class ClaimPass:
     def _matches_request(self, row: Row) -> bool:
         """Whether an entry without a hold is runnable now, before its deadline, on a slot of this worker."""
         now, kind, deadline = self.now, row[KIND], row[DEADLINE]
-        return self._takes(kind) and row[RUNNABLE_AT] <= now and (deadline is None or deadline > now)
-
-    def _takes(self, kind: str | None) -> bool:
-        """Whether the worker has slots for entries of this kind."""
-        kinds = self.request.kinds
-        return kind in kinds if kind is not None else ONLY_KINDS not in kinds
+        return kind in self._kinds and row[RUNNABLE_AT] <= now and (deadline is None or deadline > now)
 
     def ready_entries_of_agent(self, pid: int, limit: int) -> list[Row]:
         """Return an agent's next entries in strict order that are not excluded."""

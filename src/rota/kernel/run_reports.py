@@ -81,7 +81,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     awaits: tuple[int, ...] = ()  # entries of which the first to end makes it ready, before that time or without one
 
 
-class RunEnd(msgspec.Struct, frozen=True, gc=False):
+class RunEnd(msgspec.Struct, frozen=True):
     """How one run ended, checked and with its result encoded."""
 
     sched_id: int
