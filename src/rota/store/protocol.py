@@ -20,7 +20,7 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 
-class Statement(msgspec.Struct, frozen=True, gc=False):
+class Statement(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """An SQL text with a name, for plans and traces, and a description, for readers.
 
     `postgres` is the same statement for PostgreSQL, where `store/postgres_text.py` cannot derive it from `sql`.
