@@ -22,7 +22,7 @@ PAGES = sorted(
     [
         *SOURCE.rglob("*.py"),
         *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "examples").rglob("*.*"),
+        *(path for path in (ROOT / "examples").rglob("*.*") if path.suffix != ".pyc"),
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "dev")),
     ]
 )
