@@ -26,7 +26,9 @@ _AT_AN_EDGE = (345, 402, 527, 1515, 2499, 2629, 2915, 2999, 3033, 3552, 5252, 70
 
 @pytest.mark.parametrize("seed", _AT_AN_EDGE)
 def test_groups_that_need_all_their_members_get_their_shares_and_no_more(seed: int) -> None:
-    """These failed while such groups brought members to each other's cores, or kept cores that they did not need."""
+    """These failed while such groups brought members to each other's cores, kept cores that they did not need, or were
+    forgiven too much or too little.
+    """
     check_shares(*random_mix(seed))
 
 

@@ -329,7 +329,7 @@ def _write(
     if completed:  # first: a server works on it while the rest is prepared
         rows = []
         for run, end in completed:
-            rows.append((now, end.exit_kind, end.outcome, end.result, run.sched_id))  # as above
+            rows.append((now, end.exit_kind, end.outcome, end.result, run.sched_id))  # without a call, as in read_runs
         rows.sort(key=_sched_id)  # neighbours share pages
         tx.run_many(sql.COMPLETE, rows)
     costs: list[tuple[int, str | None, int]] = []  # what the flows have to be corrected by
@@ -350,8 +350,8 @@ def _write(
                 is_gone[worker_id] = run_end.verb == "reclaim"  # it let a claim expire
         touched.append((run.pid, run.project_id))
     env.cache.touch_all(touched)
+    seen = env.workers_seen
     for worker_id, gone in is_gone.items():
-        seen = env.workers_seen
         seen.mark_gone(worker_id) if gone else seen.mark_seen(worker_id, env.clock_offset.read_at)
     moves = flows.moves_for_costs(tx, costs) if costs else []
     if completed:

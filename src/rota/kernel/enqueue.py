@@ -151,6 +151,12 @@ class Enqueuing(Entries):
 
         With `indexed` an error names the entry of the batch that caused it.
         """
+        if len(batch) == 1:
+            return [self._enqueue_one(tx, batch[0], now, indexed=indexed)]
+        return self._enqueue_together(tx, batch, now, indexed=indexed)
+
+    def _enqueue_together(self, tx: Transaction, batch: Sequence[_NewEntry], now: float, *, indexed: bool) -> list[int]:
+        """Write entries with one statement, if none of them needs more."""
         cache = self._env.cache
         agents = cache.cached_agents(tx)
         keys: _Keys | None = None  # entries that have keys of the batch
@@ -197,13 +203,13 @@ class Enqueuing(Entries):
         cache.touch_all(owners)
         return ids
 
-    def _enqueue_one(self, tx: Transaction, new: _NewEntry, now: float) -> int:
+    def _enqueue_one(self, tx: Transaction, new: _NewEntry, now: float, *, indexed: bool = False) -> int:
         """Write one entry, nearly always in one statement, also if it has a key."""
         cache, spec = self._env.cache, new.spec
         agents = cache.cached_agents(tx)
         agent = (agents if spec.pid in agents else cache.agents(tx, {spec.pid})).get(spec.pid)
         if agent is None or agent.is_dead or new.refers or spec.draws_on:
-            return self._enqueue(tx, (new,), now)[0]
+            return self._enqueue_together(tx, (new,), now, indexed=indexed)[0]
         hold = "time" if spec.runnable_at > now else None
         row, statement = _row(new, agent.project_id, now), sql.ENQUEUE_READY
         is_timed = hold is not None or spec.deadline is not None
@@ -215,7 +221,7 @@ class Enqueuing(Entries):
         else:
             sched_id = tx.insert_unless(statement, row, (sql.BY_KEY, (spec.key, agent.project_id)))
         if sched_id is None:  # its key is known
-            return self._enqueue(tx, (new,), now)[0]
+            return self._enqueue_together(tx, (new,), now, indexed=indexed)[0]
         if is_timed:
             cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
         event = EntriesEnqueued(first_id=sched_id, count=1, held={hold: [sched_id]} if hold else {})
