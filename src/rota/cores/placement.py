@@ -77,7 +77,7 @@ from itertools import islice
 from rota.cores.events import Decision, Migrate, Steal
 from rota.cores.heaps import Timers
 from rota.cores.queues import Queues
-from rota.cores.records import NORMAL, CoreRecord, Entity, GroupNode, GroupRecord
+from rota.cores.records import NORMAL, CoreRecord, Entity, GroupNode, GroupRecord, Rotation
 from rota.cores.runqueue import RunQueue, Schedulable
 from rota.cores.telemetry import Counters
 from rota.model.lifecycle import EntityState
@@ -118,7 +118,7 @@ class Placement:
         self.stealable = 0  # cores that may have an entity to steal; a core that finds none clears the bit
         self.leased: dict[str, int] = {}  # by owner
         self.displaced: dict[int, Entity] = {}  # entities that were put on a core outside their mask
-        self._cursor = -1  # the last core that was considered for an entity
+        self._rotation = Rotation(-1)  # over the cores for an entity that needs one
         self._rate = 0  # virtual time that passed per ns, measured lately
         self._measured = 0, 0  # the instant of the last measurement, and the common time
 
@@ -194,7 +194,7 @@ class Placement:
             self._measure_slower(core, now)
         if only is not None and self._is_worth_a_core(only):
             return
-        others = self._next_few(core, self.stealable & self.open & ~core.bit)
+        others = self._next_few(core.balance_rotation, self.stealable & self.open & ~core.bit)
         for other in self._behind(core.fair, [(one.fair, one) for one in others], now):
             if self._pull(core, other, now, out):
                 break
@@ -231,7 +231,7 @@ class Placement:
         mine = node.inside.most_overdue(1)[0]
         here, weight = mine.virtual_time + node.inside.base, mine.weight
         most, found = IMBALANCE_MAX_NS * SCALE, None
-        for other in self._next_few(core, mask):
+        for other in self._next_few(core.bring_rotation, mask):
             queue = node.group.nodes[other.core_id].inside
             for one in queue.most_overdue(1):
                 owed = (here - one.virtual_time - queue.base) * weight * one.weight // (weight + one.weight)
@@ -252,7 +252,7 @@ class Placement:
             return False
         mine = node.inside.most_overdue(1)[0]
         at = mine.virtual_time + node.inside.base
-        for other in self._next_few(core, mask):
+        for other in self._next_few(core.wait_rotation, mask):
             queue = node.group.nodes[other.core_id].inside
             one = queue.current
             if one is not None:
@@ -280,10 +280,11 @@ class Placement:
         group.needs_all = (group.runnable - 1) * SCALE < enough
         return group.needs_all
 
-    def _next_few(self, core: CoreRecord, mask: int) -> list[CoreRecord]:
-        """A few cores of a mask, after the one that a core looked at last."""
+    def _next_few(self, rotation: Rotation, mask: int) -> list[CoreRecord]:
+        """A few cores of a mask, after the ones that were looked at last time."""
         found: list[CoreRecord] = []
-        while mask and len(found) < BALANCE_CORES_MAX and (one := self._next_victim(core, mask)) is not None:
+        while mask and len(found) < BALANCE_CORES_MAX:
+            one = self._queues.cores[rotation.next(mask)]
             mask &= ~one.bit
             found.append(one)
         return found
@@ -344,7 +345,8 @@ class Placement:
     def steal(self, core: CoreRecord, now: int, out: list[Decision]) -> bool:
         """Move a waiting entity here from another queue; return whether there was one."""
         victims, tries = self.stealable & ~core.bit, 0
-        while tries < STEAL_TRIES_MAX and (victim := self._next_victim(core, victims)) is not None:
+        while victims and tries < STEAL_TRIES_MAX:
+            victim = self._queues.cores[core.steal_rotation.next(victims)]
             victims &= ~victim.bit
             if not self._has_waiting(victim):
                 victim.is_stealable = False
@@ -424,19 +426,7 @@ class Placement:
 
     def _after(self, mask: int) -> CoreRecord:
         """The next core of a mask, after the last one considered."""
-        later = mask >> self._cursor + 1 << self._cursor + 1
-        core = self._lowest(later or mask)
-        self._cursor = core.core_id
-        return core
-
-    def _next_victim(self, core: CoreRecord, victims: int) -> CoreRecord | None:
-        """The next core to look into, after the last one looked into."""
-        if not victims:
-            return None
-        later = victims >> core.cursor + 1 << core.cursor + 1
-        victim = self._lowest(later or victims)
-        core.cursor = victim.core_id
-        return victim
+        return self._queues.cores[self._rotation.next(mask)]
 
     @staticmethod
     def _has_waiting(core: CoreRecord) -> bool:

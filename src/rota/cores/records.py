@@ -301,16 +301,37 @@ class GroupRecord:
         self.members_time = 0  # the common time of its members when it was last read on a core
 
 
+class Rotation:
+    """A search that looks at a few cores of a mask each time, and begins after the last one it looked at.
+
+    Each kind of search has its own. If two shared one and took turns, one of them could begin at the same place each
+    time and never come to some cores.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+
+    def next(self, mask: int) -> int:
+        """The next core of a mask that is not empty."""
+        after = self._last + 1
+        rest = mask >> after << after or mask
+        self._last = last = (rest & -rest).bit_length() - 1
+        return last
+
+
 class CoreRecord:
     """A core, the entity that runs on it and its queues."""
 
     __slots__ = (
         "background",
         "balance_at_ns",
+        "balance_rotation",
         "bit",
+        "bring_rotation",
         "core_id",
         "current",
-        "cursor",
         "fair",
         "front",
         "idle_ns",
@@ -324,6 +345,8 @@ class CoreRecord:
         "pinned_work",
         "reschedule_pending",
         "reserved",
+        "steal_rotation",
+        "wait_rotation",
     )
 
     def __init__(self, core_id: int, fair: RunQueue, background: RunQueue) -> None:
@@ -345,7 +368,10 @@ class CoreRecord:
         self.pinned_work: set[str] = set()  # work that the driver does on this core only
         self.idle_since_ns: int | None = 0  # None while an entity runs
         self.idle_ns = 0
-        self.cursor = core_id  # the core it last looked at for an entity to steal
+        self.steal_rotation = Rotation(core_id)
+        self.balance_rotation = Rotation(core_id)
+        self.bring_rotation = Rotation(core_id)
+        self.wait_rotation = Rotation(core_id)
 
     def update_ordinary(self) -> None:
         """Whether it is open, `reserved` or `front` has changed."""
