@@ -32,6 +32,11 @@ def test_groups_that_need_all_their_members_get_their_shares_and_no_more(seed: i
     check_shares(*random_mix(seed))
 
 
+def test_a_core_compares_itself_with_every_other_one_in_the_end() -> None:
+    """Ten cores, and it looks at eight: the search for members used to set back where it begins, always to one core."""
+    check_shares(*random_mix(4531))
+
+
 def test_random_mixes_stay_within_two_percent_of_their_shares(rounds: Rounds) -> None:
     for seed in rounds(3):
         cores, hogs, groups = random_mix(seed)

@@ -27,7 +27,7 @@ AGENTS = 300
 ENDED, QUEUED = 20_000, 2_000
 LARGE = {
     "agent_schedule_queue", "agent_events", "finished_entries", "agent_processes", "agent_flows", "agent_ledgers",
-    "usage_daily", "usage_entries", "entry_after", "entry_tags",
+    "usage_daily", "usage_entries", "entry_after", "entry_tags", "agent_entries",
 }  # fmt: skip
 INDEXES = ("index_by_agent", "index_by_project", "index_by_deadline")
 SORTS = {"projects_ready": "a name for each project that has ready entries"}

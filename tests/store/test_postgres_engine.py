@@ -240,6 +240,56 @@ def test_a_process_does_not_write_after_another_has_migrated_the_schema(opened: 
         connection.execute(f"UPDATE {schema}.kernel_meta SET value = '{LATEST}' WHERE value = '9999'".encode())
 
 
+# --- the entries of each agent -------------------------------------------------------------------
+
+
+def listed(opened: PostgresStore) -> list[tuple[int, int]]:
+    with psycopg.connect(opened.address.conninfo) as connection:
+        text = f"SELECT pid, sched_id FROM {opened.address.schema}.agent_entries ORDER BY pid, sched_id"
+        return connection.execute(text.encode()).fetchall()
+
+
+def test_the_entries_of_each_agent_are_listed_however_they_come_and_go(opened: PostgresStore) -> None:
+    kernel, schema = Kernel(opened), opened.address.schema
+    first, second = kernel.agents.create("first"), kernel.agents.create("second")
+    kernel.queue.enqueue_many([ScheduleSpec(first), ScheduleSpec(second), ScheduleSpec(first)])
+    kernel.queue.cancel(3)
+    assert kernel.queue.retry(3) == 4
+    assert listed(opened) == [(first, 1), (first, 3), (first, 4), (second, 2)]
+    with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:  # whose search path has no rota
+        queue = f"{schema}.agent_schedule_queue"
+        connection.execute(f"INSERT INTO {queue} (sched_id, pid, created_at) VALUES (9, {second}, 0)".encode())
+        connection.execute(f"DELETE FROM {queue} WHERE sched_id < 3".encode())
+    assert listed(opened) == [(first, 3), (first, 4), (second, 9)]
+    assert [entry.sched_id for entry in kernel.queue.list(pid=first)[0]] == [3, 4]
+    assert opened.check() == []
+
+
+def test_a_schema_that_had_an_index_by_agent_gets_the_table(url: str, opened: PostgresStore) -> None:
+    kernel, schema = Kernel(opened), opened.address.schema
+    pid = kernel.agents.create("coder")
+    kernel.queue.enqueue_many([ScheduleSpec(pid)] * 3)
+    opened.close()
+    with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {schema}".encode())
+        connection.execute("DROP FUNCTION rota_add_agent_entries CASCADE")
+        connection.execute("DROP FUNCTION rota_remove_agent_entries CASCADE")
+        connection.execute("DROP TABLE agent_entries")
+        connection.execute("CREATE INDEX idx_sched_queue_pid ON agent_schedule_queue (pid, sched_id)")
+        connection.execute("UPDATE kernel_meta SET value = '118' WHERE key = 'schema_version'")
+    with contextlib.closing(open_postgres(url)) as migrated:
+        assert listed(migrated) == [(pid, 1), (pid, 2), (pid, 3)]
+        assert migrated.check() == []
+
+
+def test_a_check_finds_entries_that_are_not_listed(opened: PostgresStore) -> None:
+    kernel, schema = Kernel(opened), opened.address.schema
+    kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("coder")))
+    with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:
+        connection.execute(f"DELETE FROM {schema}.agent_entries".encode())
+    assert opened.check() == ["rows that differ between agent_entries and the queue: 1"]
+
+
 # --- failures of a request -----------------------------------------------------------------------
 
 

@@ -322,9 +322,13 @@ def test_the_doctor_counts_rows_that_nobody_takes_in(program: Program) -> None:
 def test_a_schema_without_an_inbox_gets_one(program: Program) -> None:
     program.opened.close()
     program.sql("DROP TABLE rota.enqueue_inbox; DROP FUNCTION rota.enqueue; DROP SEQUENCE rota.facts")
+    program.sql("DROP TABLE rota.agent_entries; CREATE INDEX idx_sched_queue_pid ON rota.agent_schedule_queue (pid)")
+    for function in ("rota_add_agent_entries", "rota_remove_agent_entries"):
+        program.sql(f"DROP FUNCTION rota.{function} CASCADE")
     program.sql("UPDATE rota.kernel_meta SET value = '115' WHERE key = 'schema_version'")
     program.opened = store.open(program.url)
     program.kernel = Kernel(program.opened)
+    assert program.opened.check() == []
     with_psycopg(program, 1, commits=True)
     assert program.claimed() == [1]
 

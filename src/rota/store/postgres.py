@@ -26,12 +26,15 @@ from rota.store.postgres_engine import FLUSH, Durability, PostgresEngine
 from rota.store.postgres_listener import NewsListener
 from rota.store.postgres_opening import open_schema
 from rota.store.postgres_pipeline import Pipeline
+from rota.store.postgres_schema import COLUMNS
 from rota.store.postgres_transaction import PostgresTransaction
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.writer import Writer
 
 __all__ = ["PostgresStore"]
 
+_UNLISTED = """SELECT count(*) FROM agent_entries a FULL JOIN agent_schedule_queue q
+    ON q.pid = a.pid AND q.sched_id = a.sched_id WHERE a.sched_id IS NULL OR q.sched_id IS NULL"""
 READERS_MAX = 4  # connections that read at the same time; more readers wait
 _INHERITED: list[object] = []  # connections of the parent: a child must neither use nor close them
 T = TypeVar("T")
@@ -225,12 +228,16 @@ class PostgresStore(Writer):
                 "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
                 "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = current_schema AND NOT i.indisvalid"
             ).fetchall()
-        missing = [f"table {name} is missing" for name in sorted(self._tables() - found)]
-        return [*missing, *(f"index {row[0]} is not valid" for row in broken)]
+            missing = [f"table {name} is missing" for name in sorted(self._tables() - found)]
+            ((unlisted,),) = connection.execute(_UNLISTED).fetchall() if not missing else ((0,),)
+        problems = [*missing, *(f"index {row[0]} is not valid" for row in broken)]
+        return (
+            [*problems, f"rows that differ between agent_entries and the queue: {unlisted}"] if unlisted else problems
+        )
 
     @staticmethod
     def _tables() -> frozenset[str]:
-        return frozenset(name for name in TABLES if not name.rpartition("_")[2].isdigit())
+        return frozenset(name for name in TABLES | COLUMNS.keys() if not name.rpartition("_")[2].isdigit())
 
     def vacuum(self) -> None:
         """Have PostgreSQL reuse the space of deleted rows and look at its statistics again. No writer waits for it."""

@@ -42,8 +42,8 @@ def connect(path: str, *, read_only: bool = False, locked_by_caller: bool = Fals
     """Open a connection, or raise StoreUnavailable or StoreCorrupt.
 
     SQLite locks a mutex in every call, for each column that is read, so that threads may share a connection. With
-    `locked_by_caller` it does not: a lock of the caller lets one thread use it at a time, else memory is corrupted. That
-    is worth 4 % of a claim.
+    `locked_by_caller` it does not, which is worth 4 % of a claim. Then a lock of the caller has to let one thread use
+    it at a time: two would corrupt the memory of the process.
     """
     check_usable()
     check_folder(path)

@@ -6,6 +6,8 @@ are, or which claims need anyway. So `_OF_STATUS` finds the ids of some statuses
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from rota.store.protocol import Statement
@@ -64,6 +66,17 @@ def _ids_first(sql: str) -> str:
     ).replace("ORDER BY q.sched_id", "ORDER BY i.id")
 
 
+def _by_agent(statement: Statement) -> Statement:
+    """The same with a text for PostgreSQL: an agent's ids have a table of their own there, then each row by its key."""
+    text = statement.sql.replace(
+        "agent_schedule_queue q WHERE q.pid",
+        "agent_entries a CROSS JOIN LATERAL "
+        "(SELECT * FROM agent_schedule_queue e WHERE e.sched_id = a.sched_id OFFSET 0) q WHERE a.pid",
+    )
+    text = re.sub(r"\+?q\.sched_id (?=>)|(?<=ORDER BY )q\.sched_id ", "a.sched_id ", text)
+    return msgspec.structs.replace(statement, postgres=text)
+
+
 def _with_ids_first(statement: Statement) -> Statement:
     return msgspec.structs.replace(statement, postgres=_ids_first(statement.sql))
 
@@ -82,6 +95,7 @@ FILTERED_OF_AGENT = Statement(
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.pid = +?2 AND +q.sched_id > ?10 AND {_MATCHES} "
     "ORDER BY q.sched_id LIMIT +?8 OFFSET ?9",
 )
+FILTERED_OF_AGENT = _by_agent(FILTERED_OF_AGENT)
 FILTERED_OF_TAG = Statement(
     "entry_filtered_of_tag",
     "A page of the entries with a tag that match a filter, by id.",
@@ -111,6 +125,8 @@ FILTERED_COUNT_OF_AGENT = Statement(
     "entry_filtered_count_of_agent",
     "The number of an agent's entries that match a filter.",
     f"SELECT count(*) FROM agent_schedule_queue q WHERE q.pid = ?2 AND {_MATCHES}",
+    postgres="SELECT count(*) FROM agent_entries a JOIN agent_schedule_queue q ON q.sched_id = a.sched_id "
+    f"WHERE a.pid = ?2 AND {_MATCHES}",
 )
 FILTERED_COUNT_OF_STATUS = Statement(
     "entry_filtered_count_of_status",
@@ -154,6 +170,7 @@ MATCHING_IDS_OF_AGENT = Statement(
     f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.pid = +?2 AND q.sched_id > +?8 AND {_MATCHES} "
     "ORDER BY q.sched_id LIMIT +?9",
 )
+MATCHING_IDS_OF_AGENT = _by_agent(MATCHING_IDS_OF_AGENT)
 
 # --- search: the newest ids of a group, then those of them that hold a text ------------------------
 
@@ -166,6 +183,7 @@ NEWEST_OF_AGENT = Statement(
     "entries_newest_of_agent",
     "The newest entries of an agent.",
     "SELECT sched_id FROM agent_schedule_queue WHERE pid = +? ORDER BY sched_id DESC LIMIT +?",
+    postgres="SELECT sched_id FROM agent_entries WHERE pid = ? ORDER BY sched_id DESC LIMIT ?",
 )
 NEWEST_OF_STATUS = Statement(
     "entries_newest_of_status",
