@@ -238,13 +238,14 @@ def test_the_writing_connection_is_used_only_under_the_write_lock(file: Store, p
     calls = threading.Semaphore(0)
     file.on_change(calls.release)
     waiting = [Caller(lambda: file.wait(take("a%"), 60)) for _ in range(4)]
-    writing = [Caller(lambda n=n: [file.write(put(f"a{n}.{k}")) for k in range(20)]) for n in range(8)]
+    writing = [Caller(lambda: [file.write(put(f"a{number}")) for number in range(20)]) for _ in range(8)]
     reading = [Caller(lambda: file.read(words)) for _ in range(4)]
     trying = [Caller(lambda: file.dry_run(put("never"))) for _ in range(4)]
     other = store.open(path)  # to the file, another connection is like another process
     other.write(put("elsewhere"))
-    keeping = [Caller(file.check), Caller(file.vacuum), Caller(lambda: file.backup(str(tmp_path / "copy.db")))]
-    for caller in (*waiting, *writing, *reading, *trying, *keeping):
+    keeping: list[Caller[Any]] = [Caller(file.check), Caller(file.vacuum), Caller(lambda: file.backup(str(tmp_path / "copy.db")))]
+    callers: list[Caller[Any]] = [*waiting, *writing, *reading, *trying, *keeping]
+    for caller in callers:
         caller.outcome()
     file.check_foreign_commit()
     other.close()
