@@ -243,7 +243,11 @@ def test_the_writing_connection_is_used_only_under_the_write_lock(file: Store, p
     trying = [Caller(lambda: file.dry_run(put("never"))) for _ in range(4)]
     other = store.open(path)  # to the file, another connection is like another process
     other.write(put("elsewhere"))
-    keeping: list[Caller[Any]] = [Caller(file.check), Caller(file.vacuum), Caller(lambda: file.backup(str(tmp_path / "copy.db")))]
+    keeping: list[Caller[Any]] = [
+        Caller(file.check),
+        Caller(file.vacuum),
+        Caller(lambda: file.backup(str(tmp_path / "copy.db"))),
+    ]
     callers: list[Caller[Any]] = [*waiting, *writing, *reading, *trying, *keeping]
     for caller in callers:
         caller.outcome()
