@@ -117,6 +117,41 @@ def test_pinned_hogs_that_crowd_a_core_are_owed_nothing_elsewhere() -> None:
     assert shares(2, hogs, {}) == pytest.approx([33.3] * 3 + [50] * 2, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("cores", "weight", "first", "later"),
+    [  # members and hogs that run from the beginning, and those that come after a second
+        (4, 6, (3, 1), (3, 4)),
+        (4, 6, (3, 1), (0, 4)),  # the members are as many as before
+        (4, 6, (2, 1), (4, 6)),  # to a core that was idle
+        (2, 3, (1, 1), (0, 3)),  # the only member moves
+        (12, 12, (6, 8), (10, 8)),
+        (16, 40, (12, 4), (10, 20)),
+    ],
+)
+def test_what_a_group_could_not_use_is_not_owed_to_it_once_it_could(
+    cores: int, weight: int, first: tuple[int, int], later: tuple[int, int]
+) -> None:
+    engine = CoresEngine(cores=cores)
+    simulation = Simulation(engine, observe=False)
+    engine.add_group("group", weight=weight * 1000)
+    hogs, members = [], []
+    for number, group in enumerate(("group", None)):
+        for place in range(first[number] + later[number]):
+            hogs.append(Hog(f"{group} {place}", 1, group))
+            entity = engine.spawn(group=group)
+            begins_ms = 0 if place < first[number] else 1_000
+            simulation.add(HogThread(hogs[-1].name, entity, random.Random(0)), begins_ms * MS)
+            if group is not None:
+                members.append(entity)
+    simulation.run(1_000 * MS)
+    before = sum(engine.account(entity, simulation.now).runtime_ns for entity in members)
+    simulation.run(3_000 * MS)
+    used = sum(engine.account(entity, simulation.now).runtime_ns for entity in members) - before
+    rates = ideal_rates(cores, hogs, {"group": weight})
+    ideal = sum(rates[hog.name] for hog in hogs if hog.group) * 2_000 * MS
+    assert abs(used - ideal) <= 0.02 * ideal + (SLICES + min(cores, len(members)) - 1) * SLICE
+
+
 def test_what_pinned_hogs_could_not_use_is_not_owed_to_them_once_they_are_free() -> None:
     """Three hogs crowd core 0 for a second and are then free: the others do not pay for it (they would get 30 %)."""
     engine = CoresEngine(cores=2)

@@ -34,7 +34,8 @@ behind.
 good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. Where
 a group runs, it is first charged for what it used on other cores since its slice began: until then its core looks
 further behind than it is. And if it has a member on the core that is ahead, nothing is forgotten: that member can use
-what the group is owed. An entity whose weight is worth a core keeps it alone.
+what the group is owed. What was forgotten on all its cores is also forgotten when it comes to another one. An entity
+whose weight is worth a core keeps it alone.
 
 *A group that needs all its members keeps them apart.* A group of ten members that is owed nine and a half cores of
 sixteen gets them only if all its members run nearly all the time: what one of them misses, no other can use later. A

@@ -147,6 +147,7 @@ class Queues:
         if not queue.weight:
             self.start_at_common_time(queue, entity)
         queue.enter(entity, now)
+        self._forgive_group(self._node_of(entity), core)
         self._enter_node(entity, now)
         self._update_fast_path(entity)
 
@@ -167,6 +168,7 @@ class Queues:
         common_time = entity.virtual_time + entity.home.base
         group = entity.details.group
         if group is not None and entity.band == NORMAL:
+            self._forgive_group(self._node_of(entity), core)
             group.present |= core.bit  # before it leaves: a group whose only member moves does not join again
         self.remove(entity, now)
         entity.core = core
@@ -208,6 +210,21 @@ class Queues:
             by = min(by, max(0, queue.time(now).whole + furthest - node.virtual_time))
         queue.advance(node, by)
         node.offset = node.virtual_time - node.group.time
+
+    def _forgive_group(self, node: GroupNode | None, core: CoreRecord) -> None:
+        """A group comes to another core: what all its cores were forgiven (`placement`) is not owed to it there."""
+        if node is None or not node.group.present or node.group.present & core.bit:
+            return
+        group, cores = node.group, self.cores
+        forgiven = min(
+            one.offset + cores[core_id].fair.base
+            for core_id, one in group.nodes.items()
+            if group.present >> core_id & 1
+        )
+        if forgiven * group.weight > self._node_limit_ns(node) * SCALE:  # else within the limit on its lag
+            group.time += forgiven
+            for one in group.nodes.values():
+                one.offset -= forgiven  # they stay where they are
 
     def _node_limit_ns(self, node: GroupNode) -> int:
         """The most that a group may be ahead or behind on one core: it may use every core at once for a slice."""
