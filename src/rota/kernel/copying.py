@@ -7,8 +7,9 @@ in one transaction, which is checked before it is committed: as many rows in eac
 
 in the target, equal to the source. If any of this fails, the target stays empty.
 
-Both stores have the same tables and columns. A row is copied as it is, with its id. What belongs to the store and not
-to its contents is left out: the schema's version, the offset of the clocks, how a file was opened.
+Both stores have the same tables and columns, except for one that a database fills by itself. A row is copied as it is,
+with its id. What belongs to the store and not to its contents is left out: the schema's version, the offset of the
+clocks, how a file was opened.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _COLUMNS = Statement(
         FROM pg_class t JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
         LEFT JOIN pg_index i ON i.indrelid = t.oid AND i.indisprimary
         WHERE t.relnamespace = current_schema()::regnamespace AND t.relkind IN ('r', 'p') AND NOT t.relispartition
+            AND t.relname != 'agent_entries' -- its triggers fill it
         ORDER BY t.relname, a.attnum""",
 )
 _REFERENCES = Statement(
