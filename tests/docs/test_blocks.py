@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -52,12 +52,15 @@ class Block(msgspec.Struct, frozen=True):
         return found[1] if found else ""
 
 
-def blocks() -> Iterator[Block]:
+@cache  # every worker of a test run collects these tests
+def blocks() -> tuple[Block, ...]:
+    found = []
     for page in PAGES:
         text = page.read_text()
         assert text.count("\n```") % 2 == 0, f"{page} leaves a block open"
         for fence in re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-            yield Block(page, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2])
+            found.append(Block(page, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2]))
+    return tuple(found)
 
 
 def of(*languages: str) -> list[Block]:
@@ -67,6 +70,9 @@ def of(*languages: str) -> list[Block]:
 def walks() -> list[Path]:
     """The pages that a reader follows from top to bottom in one folder."""
     return sorted({block.page for block in blocks() if block.file})
+
+
+WALKS = walks()
 
 
 def _database(block: Block) -> dict[str, str]:
@@ -95,14 +101,14 @@ def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{page}: {done.stderr}"
 
 
-@pytest.mark.parametrize("block", [block for block in of("bash") if block.page not in walks()], ids=str)
+@pytest.mark.parametrize("block", [block for block in of("bash") if block.page not in WALKS], ids=str)
 def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     go_to(tmp_path, monkeypatch)
     run_commands(block, tmp_path)
 
 
-@pytest.mark.parametrize("page", walks(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WALKS, ids=lambda page: page.name)
 def test_a_page_with_files_can_be_followed_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,9 +231,9 @@ class PostgresStore(Writer):
             missing = [f"table {name} is missing" for name in sorted(self._tables() - found)]
             ((unlisted,),) = connection.execute(_UNLISTED).fetchall() if not missing else ((0,),)
         problems = [*missing, *(f"index {row[0]} is not valid" for row in broken)]
-        return (
-            [*problems, f"rows that differ between agent_entries and the queue: {unlisted}"] if unlisted else problems
-        )
+        if unlisted:
+            problems.append(f"rows that differ between agent_entries and the queue: {unlisted}")
+        return problems
 
     @staticmethod
     def _tables() -> frozenset[str]:
