@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -54,13 +55,14 @@ class Block(msgspec.Struct, frozen=True):
 
 @cache  # every worker of a test run collects these tests
 def blocks() -> tuple[Block, ...]:
-    found = []
-    for page in PAGES:
-        text = page.read_text()
-        assert text.count("\n```") % 2 == 0, f"{page} leaves a block open"
-        for fence in re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-            found.append(Block(page, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2]))
-    return tuple(found)
+    return tuple(block for page in PAGES for block in _of_page(page))
+
+
+def _of_page(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    assert text.count("\n```") % 2 == 0, f"{page} leaves a block open"
+    for fence in re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield Block(page, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2])
 
 
 def of(*languages: str) -> list[Block]:
