@@ -224,40 +224,6 @@ def test_a_read_only_store_reports_foreign_commits(file: Store, path: str) -> No
     reading.close()
 
 
-def test_the_writing_connection_is_used_only_under_the_write_lock(file: Store, path: str, tmp_path: Path) -> None:
-    """SQLite keeps no threads apart on it: two at once would corrupt the memory of the process."""
-    assert isinstance(file, module.SqliteStore)
-    connection, seen = file._engine.connection, []
-    assert connection.open_flags & apsw.SQLITE_OPEN_NOMUTEX
-
-    def see(_cursor: apsw.Cursor, text: str, _parameters: object) -> bool:
-        seen.append((text, file._write_lock.locked(), file._batches.lock_owner in (None, threading.get_ident())))
-        return True
-
-    connection.exec_trace = see
-    calls = threading.Semaphore(0)
-    file.on_change(calls.release)
-    waiting = [Caller(lambda: file.wait(take("a%"), 60)) for _ in range(4)]
-    writing = [Caller(lambda: [file.write(put(f"a{number}")) for number in range(20)]) for _ in range(8)]
-    reading = [Caller(lambda: file.read(words)) for _ in range(4)]
-    trying = [Caller(lambda: file.dry_run(put("never"))) for _ in range(4)]
-    other = store.open(path)  # to the file, another connection is like another process
-    other.write(put("elsewhere"))
-    keeping: list[Caller[Any]] = [
-        Caller(file.check),
-        Caller(file.vacuum),
-        Caller(lambda: file.backup(str(tmp_path / "copy.db"))),
-    ]
-    callers: list[Caller[Any]] = [*waiting, *writing, *reading, *trying, *keeping]
-    for caller in callers:
-        caller.outcome()
-    file.check_foreign_commit()
-    other.close()
-    assert {"BEGIN IMMEDIATE", "COMMIT", "ROLLBACK", "VACUUM", "PRAGMA data_version"} <= {text for text, *_ in seen}
-    assert [each for each in seen if not all(each[1:])] == []
-    connection.exec_trace = None
-
-
 # --- change listeners ----------------------------------------------------------------------------
 
 

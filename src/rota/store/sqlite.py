@@ -383,7 +383,7 @@ class SqliteStore(Writer):
             abandon(connection, usable=usable)
         self._readers.clear()
         self._readers_in_use.clear()
-        self._engine.abandon(usable=usable, inside_write=forked_inside)
+        self._engine.abandon(usable=usable)
         if self._closed:  # before the fork, or since an earlier one
             return
         self._closed = True

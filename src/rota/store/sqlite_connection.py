@@ -38,18 +38,11 @@ DAMAGED = (apsw.CorruptError, apsw.NotADBError)
 # --- opening -------------------------------------------------------------------------------------
 
 
-def connect(path: str, *, read_only: bool = False, locked_by_caller: bool = False) -> apsw.Connection:
-    """Open a connection, or raise StoreUnavailable or StoreCorrupt.
-
-    SQLite locks a mutex in every call, for each column that is read, so that threads may share a connection. With
-    `locked_by_caller` it does not, which is worth 4 % of a claim. Then a lock of the caller has to let one thread use
-    it at a time: two would corrupt the memory of the process.
-    """
+def connect(path: str, *, read_only: bool = False) -> apsw.Connection:
+    """Open a connection, or raise StoreUnavailable or StoreCorrupt."""
     check_usable()
     check_folder(path)
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-    if locked_by_caller:
-        flags |= apsw.SQLITE_OPEN_NOMUTEX
     with translate_errors("open", path):
         connection = apsw.Connection(path, flags=flags)
     connection.set_busy_timeout(BUSY_TIMEOUT_MS)

@@ -156,7 +156,7 @@ def _translated(problem: BaseException) -> BaseException:
 
 
 class SqliteEngine:
-    """The writing connection. Only the thread that holds the store's write lock may use it, once the store is open."""
+    """The writing connection."""
 
     has_savepoints = True
     lost_hint = "Free disk space or repair the disk, then retry."
@@ -405,11 +405,8 @@ class SqliteEngine:
             self.connection.close()
             self._release_descriptors()
 
-    def abandon(self, *, usable: bool, inside_write: bool) -> None:
+    def abandon(self, *, usable: bool) -> None:
         """In a forked child: release what was inherited, without a change to the file or to a lock of the parent.
-
-        `inside_write`: the thread that forked holds the write lock. If another thread of the parent had it, that may
-        have been inside SQLite, and nothing of the connection can be used here.
 
         The descriptors are closed in any case: a `flock` on them lasts until the last process has closed them.
         """
@@ -417,7 +414,7 @@ class SqliteEngine:
             return
         self._released, self._refusal = True, _FORKED
         with contextlib.suppress(apsw.Error):
-            if inside_write and self.connection.in_transaction:
+            if self.connection.in_transaction:
                 self._cursor.close()  # the transaction runs no more statements here
         if self.connection.filename:  # not in memory
             abandon(self.connection, usable=usable)
@@ -455,8 +452,7 @@ def open_engine(path: str, durability: Durability, *, read_only: bool, foreign_v
         if not read_only:
             with contextlib.suppress(FileExistsError):
                 os.close(create_private(path))  # SQLite would create it for all to read
-    # readers of a store in memory have cursors of their own on it, which may end on any thread
-    connection = connect(path, read_only=read_only, locked_by_caller=path != MEMORY)
+    connection = connect(path, read_only=read_only)
     try:
         if path != MEMORY:
             check_generation(connection)
