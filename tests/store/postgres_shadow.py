@@ -162,7 +162,6 @@ class Shadow:
         self.run("SET LOCAL session_replication_role = replica")  # without foreign keys the order does not matter
         for table in sorted(held):
             self.run(f"DELETE FROM {table}")
-        self.run("DELETE FROM kernel_meta")
         self.run("INSERT INTO kernel_meta VALUES ('schema_version', $1), ('finished_cursor', '0')", (str(LATEST),))
         self.run("COMMIT")
         self.restart_sequences(1)

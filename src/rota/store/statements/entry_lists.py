@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from rota.store.protocol import Statement
-from rota.store.statements.queue import ENTRY, IDS
+from rota.store.statements.queue import BY_AGENT, ENTRY, IDS
 
 _COLUMNS = ", ".join(f"q.{column}" for column in ENTRY.split(", "))
 
@@ -67,12 +67,8 @@ def _ids_first(sql: str) -> str:
 
 
 def _by_agent(statement: Statement) -> Statement:
-    """The same with a text for PostgreSQL: an agent's ids have a table of their own there, then each row by its key."""
-    text = statement.sql.replace(
-        "agent_schedule_queue q WHERE q.pid",
-        "agent_entries a CROSS JOIN LATERAL "
-        "(SELECT * FROM agent_schedule_queue e WHERE e.sched_id = a.sched_id OFFSET 0) q WHERE a.pid",
-    )
+    """The same with a text for PostgreSQL, where an agent's ids have a table of their own."""
+    text = statement.sql.replace("agent_schedule_queue q WHERE q.pid", f"{BY_AGENT} WHERE a.pid")
     text = re.sub(r"\+?q\.sched_id (?=>)|(?<=ORDER BY )q\.sched_id ", "a.sched_id ", text)
     return msgspec.structs.replace(statement, postgres=text)
 

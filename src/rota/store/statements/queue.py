@@ -15,6 +15,10 @@ ENTRY = (
     "claim_expires_at, cancel_requested, held_workspace"
 )
 IDS = "(SELECT value FROM json_each(?))"
+# on PostgreSQL: the ids of agents' entries have a table of their own, in their order, and each row is found by its key
+BY_AGENT = (
+    "agent_entries a CROSS JOIN LATERAL (SELECT * FROM agent_schedule_queue e WHERE e.sched_id = a.sched_id OFFSET 0) q"
+)
 
 
 def of_kinds(column: str, kinds: str) -> str:
@@ -71,10 +75,8 @@ DUPLICATE = Statement(
     "A queued or running entry of an agent with the same trigger and payload; NULL compares equal to any.",
     "SELECT sched_id FROM agent_schedule_queue WHERE pid = +?1 AND state IN ('queued','dispatched') "
     "AND (?2 IS NULL OR trigger = +?2) AND (?3 IS NULL OR payload = +?3) ORDER BY sched_id LIMIT 1",
-    postgres="SELECT a.sched_id FROM agent_entries a CROSS JOIN LATERAL "
-    "(SELECT * FROM agent_schedule_queue e WHERE e.sched_id = a.sched_id OFFSET 0) q "
-    "WHERE a.pid = ?1 AND q.state IN ('queued','dispatched') AND (?2 IS NULL OR q.trigger = ?2) "
-    "AND (?3 IS NULL OR q.payload = ?3) ORDER BY a.sched_id LIMIT 1",
+    postgres=f"SELECT a.sched_id FROM {BY_AGENT} WHERE a.pid = ?1 AND q.state IN ('queued','dispatched') "
+    "AND (?2 IS NULL OR q.trigger = ?2) AND (?3 IS NULL OR q.payload = ?3) ORDER BY a.sched_id LIMIT 1",
 )
 TAG = Statement(
     "entry_tag",
