@@ -1,4 +1,4 @@
-"""Random mixes of groups and weights on 2 to 16 cores, seed by seed, beside the weighted max-min ideal."""
+"""Random mixes on several cores, seed by seed: groups and weights, sets of cores, threads that wake each other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests.adversity.conftest import Rounds
 from tests.cores.fluid import Hog
+from tests.cores.test_rings import Groups, Order, Rings
 from tests.cores.test_shares_over_cores import check_shares
 
 
@@ -44,3 +45,28 @@ def test_random_mixes_stay_within_two_percent_of_their_shares(rounds: Rounds) ->
             check_shares(cores, hogs, groups)
         except AssertionError as problem:
             raise AssertionError(f"seed {seed}: {problem}") from problem
+
+
+def test_hogs_of_two_sets_of_cores_stay_within_two_percent_of_their_shares(rounds: Rounds) -> None:
+    for seed in rounds(3):
+        rng = random.Random(seed)
+        cores = rng.choice([4, 6, 8])
+        cut = rng.randint(1, cores - 1)
+        sets = [tuple(range(cut)), tuple(range(cut, cores))]
+        hogs = [Hog(f"h{number}", 1, None, rng.choice(sets)) for number in range(rng.randint(3, 14))]
+        try:
+            check_shares(cores, hogs, {}, from_ms=500)
+        except AssertionError as problem:
+            raise AssertionError(f"seed {seed}: {problem}") from problem
+
+
+def test_no_hog_is_robbed_by_threads_that_wake_each_other(rounds: Rounds) -> None:
+    orders: tuple[Order, ...] = ("wake first", "block first")
+    groups: tuple[Groups, ...] = ("none", "one", "one each")
+    for seed in rounds(5):
+        rng = random.Random(seed)
+        cores, hogs, rings = rng.randint(2, 8), rng.randint(1, 12), rng.randint(1, 10)
+        work_us, size = rng.choice([50, 300, 1_000, 2_900, 5_000]), rng.choice([2, 3, 5, 10])
+        world = Rings(cores, hogs, rings, work_us * 1_000, rng.choice(orders), size=size, groups=rng.choice(groups))
+        least, ideal = min(world.run(1_000 * 1_000_000)), min(1, cores / (hogs + rings))
+        assert least > ideal - 0.05, f"seed {seed}: a hog got {least:.3f} for {ideal:.3f}"

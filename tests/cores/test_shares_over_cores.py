@@ -117,6 +117,15 @@ def test_pinned_hogs_that_crowd_a_core_are_owed_nothing_elsewhere() -> None:
     assert shares(2, hogs, {}) == pytest.approx([33.3] * 3 + [50] * 2, abs=1)
 
 
+@pytest.mark.parametrize("counts", [(3, 1), (3, 5), (5, 4)])
+@pytest.mark.parametrize("cores", [2, 3])
+def test_two_sets_of_cores_have_nothing_to_do_with_each_other(cores: int, counts: tuple[int, int]) -> None:
+    """What one set cannot give to the other is not forgotten inside that one."""
+    sets = tuple(range(cores)), tuple(range(cores, 2 * cores))
+    hogs = [Hog(f"{name}{number}", 1, None, sets[name]) for name in (0, 1) for number in range(counts[name])]
+    check_shares(2 * cores, hogs, {})
+
+
 @pytest.mark.parametrize(
     ("cores", "weight", "first", "later"),
     [  # members and hogs that run from the beginning, and those that come after a second

@@ -183,7 +183,7 @@ class CoreScheduler:
         core = self._placement.choose_core(donor)
         if donor.on_fast_path and core is donor.core:
             if not core.fair.weight:
-                self._queues.start_at_common_time(core.fair, donor)
+                self._queues.start_at_common_time(core.fair, donor, now)
             core.fair.enter(donor, now)
             donor.state = _READY
         else:

@@ -21,7 +21,13 @@ loads), it takes the most overdue entity there that is behind and may come. Thre
     4.5 ms ahead                    core 1 takes B. Now B and C share core 1, and core 0 runs ahead, and so on
 
 A core whose few entities all block before their slices end would never compare itself, and threads that wake each other
-could keep it for themselves. It does so every `BALANCE_EVERY_NS` instead.
+could keep it for themselves. It does so every `BALANCE_EVERY_NS` instead, and after it has taken an entity whenever one
+blocks.
+
+An entity that blocks keeps its lag to the *common time* of all cores (`common_time`), and has it again where it wakes.
+This needs cores that can be compared. Two are *apart* if one falls behind and those that wait there may not
+come to the other one: then both count lag by their own time for `APART_NS`. So does a core that was not compared for
+that long.
 
 A moved entity keeps its common time, with a lag of at most `LAG_SLICES_MAX` slices on its new core.
 
@@ -31,7 +37,9 @@ that is furthest behind comes there. If that member runs elsewhere, the group wa
 behind.
 
 *What cannot be used is not owed.* A heavy entity alone on its core, or a core crowded by pinned ones, falls behind for
-good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. Where
+good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. It is
+not forgotten if those that wait there may go to a third core, which owes it to them: cores 0 and 1 may be for some
+entities and cores 2 and 3 for others. Where
 a group runs, it is first charged for what it used on other cores since its slice began: until then its core looks
 further behind than it is. And if it has a member on the core that is ahead, nothing is forgotten: that member can use
 what the group is owed. What was forgotten on all its cores is also forgotten when it comes to another one. An entity
@@ -100,8 +108,8 @@ BALANCE_CORES_MAX = 8  # cores that a core compares itself with when a slice end
 BALANCE_LOOKS_MAX = 4  # entities that it looks at on the one that is furthest behind
 IMBALANCE_MAX_NS = 3_000_000  # service that one core may owe to another before an entity moves
 FORGIVEN_FROM_NS = 12_000_000  # service that it may owe if no entity can move: what is beyond is not owed
-RATE_WINDOW_NS = 100_000_000  # how often the speed of the common time is measured
-RATE_TOLERANCE = 32  # that speed is right to one part in so many
+APART_NS = 100_000_000  # how long a core counts as apart: its time is not compared with the common time
+RATE_TOLERANCE = 32  # the speed of the common time is right to one part in so many
 MOVES_MAX = 64  # entities that one step moves off a core that is offline or leased
 PLACE_LOOKS_MAX = 4  # cores whose loads are compared for an entity that needs another one
 
@@ -120,8 +128,7 @@ class Placement:
         self.leased: dict[str, int] = {}  # by owner
         self.displaced: dict[int, Entity] = {}  # entities that were put on a core outside their mask
         self._rotation = Rotation(-1)  # over the cores for an entity that needs one
-        self._rate = 0  # virtual time that passed per ns, measured lately
-        self._measured = 0, 0  # the instant of the last measurement, and the common time
+        self._common = queues.common
 
     def mark_stealable(self, core: CoreRecord) -> None:
         """An entity waits on a core and may be stolen."""
@@ -182,42 +189,40 @@ class Placement:
         core.balance_at_ns = now + BALANCE_EVERY_NS
         if len(core.fair) <= FEW_WAITING:
             self.balance(core, now, out)
+        elif now - core.compared_at_ns >= APART_NS:
+            core.fair.common = None  # it was not compared for so long that its time may be anywhere
 
     def balance(self, core: CoreRecord, now: int, out: list[Decision]) -> None:
         """Move an entity here that is behind on another core, if this core is ahead of that one."""
         core.balance_at_ns = now + BALANCE_EVERY_NS
         if not core.is_open or not core.fair.weight:
             return
-        only = core.fair.only() if len(core.fair) else core.fair.current
-        if only is None:
-            self._measure(core.fair.common_time(now), now)
-        elif isinstance(only, GroupNode) and only.group.runnable > only.group.present.bit_count():
-            self._measure_slower(core, now)
-        if only is not None and self._is_worth_a_core(only):
+        if self._keeps_its_core(core, now):
             return
         others = self._next_few(core.balance_rotation, self.stealable & self.open & ~core.bit)
         for other in self._behind(core.fair, [(one.fair, one) for one in others], now):
             if self._pull(core, other, now, out):
+                core.balance_at_ns = now + 1  # it may still be ahead: it compares itself again when the next one blocks
                 break
-            if not self._movable(other.fair, core, BALANCE_LOOKS_MAX):
+            if not self._movable(other.fair, core.bit, BALANCE_LOOKS_MAX):
                 self._forgive(core, other, now)
 
-    def _measure(self, common_time: int, now: int) -> None:
-        """Measure how fast the common time passes."""
-        self._queues.common_time = common_time
-        at, before = self._measured
-        if now - at >= RATE_WINDOW_NS:
-            rate = max(0, common_time - before) // (now - at)
-            self._rate = (self._rate + 3 * rate) // 4 if self._rate else rate
-            self._measured = now, common_time
-
-    def _measure_slower(self, core: CoreRecord, now: int) -> None:
-        """Correct the speed of the common time downwards: the core has only a group with more members than cores."""
-        at, before = core.measured
-        if now - at >= RATE_WINDOW_NS:
-            core.measured = now, core.fair.common_time(now)
-            if now - at < 2 * RATE_WINDOW_NS:  # else it was not so all the time
-                self._rate = min(self._rate, max(0, core.measured[1] - before) // (now - at))
+    def _keeps_its_core(self, core: CoreRecord, now: int) -> bool:
+        """Let the common time follow a core that is compared; return whether the only one there is worth all of it."""
+        common, time = self._common, core.fair.common_time(now)
+        only = core.fair.only() if len(core.fair) else core.fair.current
+        if only is None:
+            common.measure(time, now)
+        elif isinstance(only, GroupNode) and only.group.runnable > only.group.present.bit_count():
+            core.measured = common.measure_at_most(core.measured, time, now)
+        core.compared_at_ns = now
+        core.fair.common = common if len(self._queues.cores) > 1 and now >= core.apart_until_ns else None
+        if core.fair.common is None:
+            return False  # what is owed here is not measured by the common time
+        if only is not None and self._is_worth_a_core(only):
+            return True
+        common.follow(time, now)
+        return False
 
     def bring_member(self, core: CoreRecord, node: GroupNode, now: int, out: list[Decision]) -> None:
         """A group runs here next: bring the member that is furthest behind on a few other cores, if it is far enough.
@@ -265,7 +270,7 @@ class Placement:
 
     def _is_worth_a_core(self, only: Schedulable) -> bool:
         """Whether the only one on a core is owed all of it: an entity, or a group that is owed all its cores."""
-        owed = only.weight * self._rate  # so much of one core, in units of SCALE
+        owed = only.weight * self._common.speed  # so much of one core, in units of SCALE
         if not isinstance(only, GroupNode):
             return owed >= SCALE
         held = only.group.present.bit_count() * SCALE
@@ -276,7 +281,7 @@ class Placement:
 
         It must be owed clearly more to begin with, and less to stop: an error of the measured speed does not decide.
         """
-        owed = group.weight * self._rate
+        owed = group.weight * self._common.speed
         enough = owed if group.needs_all else owed - owed // RATE_TOLERANCE
         group.needs_all = (group.runnable - 1) * SCALE < enough
         return group.needs_all
@@ -304,7 +309,7 @@ class Placement:
     def _pull(self, core: CoreRecord, other: CoreRecord, now: int, out: list[Decision]) -> bool:
         """Move an entity here that waits on another core and is behind; return whether there was one."""
         here = core.fair.common_time(now)
-        for entity in self._movable(other.fair, core, BALANCE_LOOKS_MAX):
+        for entity in self._movable(other.fair, core.bit, BALANCE_LOOKS_MAX):
             group = entity.details.group
             if group is None:
                 is_behind = entity.virtual_time + other.fair.base < here
@@ -326,7 +331,16 @@ class Placement:
                 return  # its members here can use what the group is owed there
         gap = mine.common_time(now) - theirs.common_time(now)
         kept = FORGIVEN_FROM_NS * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
-        theirs.base += max(0, gap - kept)
+        if gap <= kept:
+            return
+        if self._has_waiting(other):  # they may not come here
+            for one in (core, other):
+                one.fair.common, one.apart_until_ns = None, now + APART_NS
+            is_owed_by_others = bool(self._movable(theirs, self.open & ~other.bit, BALANCE_LOOKS_MAX))
+        else:
+            is_owed_by_others = other.current is not None and not self._may_come(other.current, core)
+        if not is_owed_by_others:
+            theirs.base += gap - kept
 
     def _migrate(self, entity: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:
         source = entity.core
@@ -435,12 +449,12 @@ class Placement:
 
     def _most_overdue(self, victim: CoreRecord, thief: CoreRecord) -> Entity | None:
         for queue in (victim.fair, victim.background):
-            for entity in self._movable(queue, thief, STEAL_LOOKS_MAX):
+            for entity in self._movable(queue, thief.bit, STEAL_LOOKS_MAX):
                 return entity
         return None
 
-    def _movable(self, queue: RunQueue, thief: CoreRecord, looks_max: int) -> list[Entity]:
-        """Entities near the front of a queue that may run on another core, most overdue first."""
+    def _movable(self, queue: RunQueue, mask: int, looks_max: int) -> list[Entity]:
+        """Entities near the front of a queue that may run on one of some other cores, most overdue first."""
         found: list[Entity] = []
         fronts = queue.most_overdue(looks_max)
         if isinstance(queue.current, GroupNode):
@@ -448,7 +462,7 @@ class Placement:
         for schedulable in fronts:
             inside = schedulable.inside.most_overdue(looks_max) if isinstance(schedulable, GroupNode) else [schedulable]
             for entity in inside:
-                if isinstance(entity, Entity) and thief.bit & self.cores_for(entity) & entity.details.allowed:
+                if isinstance(entity, Entity) and mask & self.cores_for(entity) & entity.details.allowed:
                     found.append(entity)
                     break
         return found

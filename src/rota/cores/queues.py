@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from rota.cores.accounts import SchedEntity
+from rota.cores.common_time import CommonTime
 from rota.cores.contexts import SchedulingContexts
 from rota.cores.records import BACKGROUND, NORMAL, CoreRecord, Entity, GroupNode, GroupRecord, needs_context
 from rota.cores.runqueue import NOT_QUEUED, IndexTable, Rule, RunQueue, Schedulable
@@ -46,7 +47,7 @@ class Queues:
         self._counters = counters
         self._index_table = IndexTable()  # of entities and group nodes, for the queues
         self._last_key = 0
-        self.common_time = 0  # of the core that was last compared with others: an empty queue starts there
+        self.common = CommonTime()  # of all cores: an empty queue starts there
         self.rule: Rule = rule
         self.entities: dict[int, Entity] = {}
         self.groups: dict[str, GroupRecord] = {}
@@ -145,16 +146,16 @@ class Queues:
             return
         queue = self._prepare(entity, core, now)
         if not queue.weight:
-            self.start_at_common_time(queue, entity)
+            self.start_at_common_time(queue, entity, now)
         queue.enter(entity, now)
         self._forgive_group(self._node_of(entity), core)
         self._enter_node(entity, now)
         self._update_fast_path(entity)
 
-    def start_at_common_time(self, queue: RunQueue, entity: Entity) -> None:
+    def start_at_common_time(self, queue: RunQueue, entity: Entity, now: int) -> None:
         """An empty queue gets its first entity: the time for which it was empty is not owed to it."""
         group = entity.details.group
-        queue.rebase(self.common_time if queue is entity.core.fair or group is None else group.members_time)
+        queue.rebase(self.common.at(now) if queue is entity.core.fair or group is None else group.members_time)
 
     def start_now(self, entity: Entity, now: int) -> None:
         """Start an entity that waits in its core's fair queue, out of order."""
@@ -437,7 +438,7 @@ class Queues:
             fair.enter_moved(node, group.time, self._node_limit_ns(node), now)
         else:  # it has slept: as an entity it has the lag with which it left
             if not fair.weight:
-                fair.rebase(self.common_time)
+                fair.rebase(self.common.at(now))
             if node is not group.left_as:
                 node.virtual_time = fair.time(now).whole + group.ahead
             node.ahead = group.ahead

@@ -325,11 +325,13 @@ class CoreRecord:
     """A core, the entity that runs on it and its queues."""
 
     __slots__ = (
+        "apart_until_ns",
         "background",
         "balance_at_ns",
         "balance_rotation",
         "bit",
         "bring_rotation",
+        "compared_at_ns",
         "core_id",
         "current",
         "fair",
@@ -353,6 +355,8 @@ class CoreRecord:
         self.core_id = core_id
         self.bit = 1 << core_id
         self.balance_at_ns = 0  # when it compares itself with other cores, even if its entities block before that
+        self.compared_at_ns = 0  # when it last did
+        self.apart_until_ns = 0  # until then its time is not compared with the common time: see `placement`
         self.current: Entity | None = None  # the entity whose share is in use; its delegate runs
         self.reserved: DeadlineQueue[Entity] = DeadlineQueue()
         self.fair = fair

@@ -34,7 +34,8 @@ A and B of weight 1, slices of 6; A runs from 0, B blocks at 0 and wakes at 4:
             B runs
 
 **Lag is kept.** A schedulable that blocks keeps what it is owed, or owes, and has it again when it wakes: the sum of
-all lags stays zero, so no entity is robbed by others that block and wake, however they do it, and none robs them.
+all lags stays zero, so no entity is robbed by others that block and wake, however they do it, and none robs them. Where
+several cores can be compared, that is its lag to their common time (`common_time` says why), else to its queue's time.
 Credit is kept up to `CREDIT_MAX_NS`: sleeping saves nothing up. A debt that the queue's time has passed meanwhile is
 forgiven, because an interactive schedulable that used a moment too much a long time ago should not wait for it; but
 only so many of these that all together they are one part in `FORGIVEN_PART` of the time.
@@ -49,6 +50,7 @@ from functools import lru_cache
 from heapq import heappop, heappush, heappushpop
 from typing import Literal
 
+from rota.cores.common_time import CommonTime
 from rota.cores.telemetry import Counters
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.virtual_time import SCALE, LevelTime, reweighed, span
@@ -79,6 +81,7 @@ class Schedulable:
         "entry_span",
         "key",
         "last_start_ns",
+        "per_ns",
         "slice_ns",
         "span",
         "tail",
@@ -97,18 +100,20 @@ class Schedulable:
 
     def set_share(self, weight: int, slice_ns: int) -> None:
         """Set the weight and slice. For a queued schedulable only `RunQueue.reweigh` may call this."""
-        self.weight, self.slice_ns, self.span, self.ahead_min, self.entry_span = _share(weight, slice_ns)
+        share = _share(weight, slice_ns)
+        self.weight, self.slice_ns, self.span, self.ahead_min, self.entry_span, self.per_ns = share
 
 
 @lru_cache(SHARES_CACHED_MAX)
-def _share(weight: int, slice_ns: int) -> tuple[int, int, int, int, int]:
+def _share(weight: int, slice_ns: int) -> tuple[int, int, int, int, int, int]:
     """Return the numbers that follow from a weight and a slice.
 
     Schedulables with equal shares have the same integer objects, so that these stay in the processor's cache.
     """
     to_deadline = span(slice_ns, weight)  # from its virtual time to its virtual deadline
     ahead_min = -span(max(slice_ns, CREDIT_MAX_NS), weight)  # it is not further behind when it leaves
-    return weight, slice_ns, to_deadline, ahead_min, to_deadline << TAIL_BITS
+    per_ns = 0 if SCALE % weight else SCALE // weight  # virtual time for one ns, if that is a whole number
+    return weight, slice_ns, to_deadline, ahead_min, to_deadline << TAIL_BITS, per_ns
 
 
 class IndexTable:
@@ -153,6 +158,7 @@ class RunQueue:
         "_stale",
         "_waiting",
         "base",
+        "common",
         "current",
         "weight",
         "weighted",
@@ -163,6 +169,7 @@ class RunQueue:
         self._rule = rule
         self._is_eevdf = rule == "eevdf"
         self._counters = counters
+        self.common: CommonTime | None = None  # lag that is kept is counted from it; None: from the queue's own time
         self.weight = 0  # Σ weight
         self.weighted = 0  # Σ weight × virtual time; that of the running one as of the start of its slice
         self._forgiven_at_ns = 0  # up to when debts were forgiven: it never passes the present
@@ -196,6 +203,8 @@ class RunQueue:
             self._span_max = schedulable.span  # it is alone: it owes nothing to another one
             self.enter_at(schedulable, self._clock)
             return
+        if self.common is not None:
+            self._set_lag_here(schedulable, self.common, time, now)
         ahead = schedulable.ahead
         if ahead > 0 and time >= schedulable.virtual_time:  # the queue's time has passed its debt
             debt = ahead * own
@@ -222,6 +231,12 @@ class RunQueue:
         self.weight = joined
         self.weighted = weighted + own * virtual_time
 
+    def _set_lag_here(self, schedulable: Schedulable, common: CommonTime, time: int, now: int) -> None:
+        """Count the lag that a schedulable has kept from this queue's time, and no longer from the common time."""
+        weight, limit = self.weight, -schedulable.ahead_min
+        ahead = (common.at(now) + schedulable.ahead - self.base - time) * weight // (weight + schedulable.weight)
+        schedulable.ahead = min(max(ahead, -limit), limit)
+
     def _forgive(self, debt: int, now: int) -> bool:
         """Use up what may be forgiven now; return whether it was enough."""
         at_ns = max(self._forgiven_at_ns, now - FORGIVEN_WINDOW_NS) - (-debt // FORGIVEN_PER_NS)  # rounded up
@@ -239,24 +254,27 @@ class RunQueue:
         if current is not None:
             own = current.weight
             before = current.virtual_time
-            current.virtual_time = after = before - (self._since_ns - now) * SCALE // own  # `charged`, inlined
+            ran_ns, per_ns = now - self._since_ns, current.per_ns
+            # `charged`, inlined; nearly every weight divides the scale, and dividing takes Python longest
+            current.virtual_time = after = before + ran_ns * per_ns if per_ns else before - (-ran_ns * SCALE // own)
             self.weight = others = weight - own
             self.weighted = weighted = weighted - own * before
+            time = weighted // others if others else after
             # rarely negative, and neither is a number that is divided here: dividing those takes Python twice the time
-            ahead, least = after - (weighted + own * after) // weight, current.ahead_min
+            ahead, least = (after - time) * others // weight, current.ahead_min
+            if self.common is not None:
+                ahead = after + self.base - self.common.at(now)
             current.ahead = ahead if ahead > least else least  # noqa: FURB136  # max() costs a call at every stop
             if not others:
                 self._clock, self.current = after, None
                 return None
-            time = weighted // others
         elif weight:
             time = weighted // weight
         else:
             return None
         eligible, schedulables = self._eligible, self._schedulables
-        end = time + 1 << TAIL_BITS  # entries below are eligible now
         last: int | None = None  # became eligible: it is pushed and the first one popped in one operation
-        while waiting and waiting[0] < end:
+        while waiting and waiting[0] >> TAIL_BITS <= time:
             entry = heappop(waiting)
             schedulable = schedulables[entry & INDEX_MASK]
             if schedulable.entry is not entry:
@@ -298,11 +316,12 @@ class RunQueue:
         assert schedulable is not None  # noqa: S101  # only a running one can stop
         self._charge_current(schedulable, now)
         self.current = None
-        self._take_out(schedulable, self.weighted // self.weight)
+        self._take_out(schedulable, self.weighted // self.weight, now)
 
-    def _take_out(self, schedulable: Schedulable, time: int) -> None:
+    def _take_out(self, schedulable: Schedulable, time: int, now: int) -> None:
         """Take a schedulable out of the sums; it keeps its debt, and its credit up to a limit."""
-        schedulable.ahead = max(schedulable.virtual_time - time, schedulable.ahead_min)
+        compared_to = time if self.common is None else self.common.at(now) - self.base
+        schedulable.ahead = max(schedulable.virtual_time - compared_to, schedulable.ahead_min)
         self.weight -= schedulable.weight
         self.weighted -= schedulable.weight * schedulable.virtual_time
         if not self.weight:
@@ -388,7 +407,7 @@ class RunQueue:
         """A waiting schedulable is no longer runnable. Its heap entry becomes stale."""
         schedulable.entry = NOT_QUEUED
         self._stale += 1
-        self._take_out(schedulable, self.time(now).whole)
+        self._take_out(schedulable, self.time(now).whole, now)
 
     def reweigh(self, schedulable: Schedulable, weight: int, slice_ns: int, now: int) -> None:
         """Change the weight and slice of a runnable schedulable; its lag stays the same."""
