@@ -12,8 +12,9 @@ it can never run, and it must not keep the entries behind it from running. A cal
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -70,6 +71,9 @@ REFILL_MAX = 8  # entries of an agent that are read together when those read ahe
 _NONE = "[]"
 _NO_FLOWS = ServedFlows()
 _DISPATCHED = str(EntryState.DISPATCHED)
+
+
+T = TypeVar("T")
 
 
 class IndexNeeded(Exception):
@@ -148,6 +152,14 @@ def begin_claim(
     return claim
 
 
+def _plus(known: AbstractSet[T], one: T) -> set[T]:
+    """Return the set with one more: the same one, if it is a set of the pass."""
+    if isinstance(known, set):
+        known.add(one)
+        return known
+    return {*known, one}
+
+
 class ClaimPass:
     """One round of claims inside one transaction."""
 
@@ -156,6 +168,15 @@ class ClaimPass:
     all_blocked = False  # a reason was found that blocks every entry
     _checks: ClaimChecks | None = None  # made at the first entry that needs a look-up
     _bytes = 0  # of the payloads claimed so far
+    ended_unreadable: Collection[int] = ()  # entries that `write` has ended because they cannot be read
+    # what it leaves out; nearly every claim leaves out nothing, so the first one that is added makes a set (`_plus`)
+    blocked_pids: AbstractSet[int] = frozenset()  # agents whose entries need no further check
+    blocked_projects: AbstractSet[str] = frozenset()
+    blocked_needs: AbstractSet[str] = frozenset()  # needs that no entry can have met now
+    refused_groups: AbstractSet[str] = frozenset()  # "pid|kind|needs" of refused entries
+    agents_elsewhere: AbstractSet[int] = frozenset()  # agents whose first entry needs a slot of another kind
+    _blocked_heads: AbstractSet[int | str] = frozenset()  # agents and projects whose first entry it cannot take
+    _skipped_ids: AbstractSet[int] = frozenset()  # claimed ones that came again: a damaged index has an entry twice
 
     def __init__(
         self, tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float, due: DueSummary
@@ -172,16 +193,8 @@ class ClaimPass:
         self._due = due
         self.claimed: list[PendingClaim] = []
         self._claimed_ids: set[int] = set()
-        self._skipped_ids: set[int] = set()  # claimed ones that came again: a damaged index may have an entry twice
         self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
-        self.agents_elsewhere: set[int] = set()  # agents whose first entry needs a slot of another kind
-        self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
         self._ahead: dict[int, tuple[list[Row], bool]] = {}  # by agent: entries read ahead, and whether more exist
-        self.ended_unreadable: list[int] = []  # entries that `write` has ended because they cannot be read
-        self.blocked_pids: set[int] = set()  # agents whose entries need no further check
-        self.blocked_projects: set[str] = set()
-        self.blocked_needs: set[str] = set()  # needs that no entry can have met now
-        self.refused_groups: set[str] = set()  # "pid|kind|needs" of refused entries
 
     @property
     def remaining(self) -> int:
@@ -222,7 +235,7 @@ class ClaimPass:
         """Claim an entry and return None, or return the first reason that blocks it."""
         sched_id, project_id, workspace = row[0], row[PROJECT], None
         if sched_id in self._claimed_ids:  # a pass that proposes it twice gets it once
-            self._skipped_ids.add(sched_id)
+            self._skipped_ids = _plus(self._skipped_ids, sched_id)
             return reasons.NotQueued(state=_DISPATCHED)
         if self._due.any_limit or row[NEEDS] is not None or not (project_id is None or self._is_open(project_id)):
             entry = CheckedEntry.from_row(row)
@@ -259,15 +272,15 @@ class ClaimPass:
 
     def _exclude(self, entry: CheckedEntry, reason: BlockingBase) -> None:
         """Exclude the entries that would be refused for the same reason."""
-        self.refused_groups.add(f"{entry.pid}|{entry.kind or ''}|{entry.needs_text or ''}")
-        self._blocked_heads.add(entry.project_id or NO_PROJECT)
+        self.refused_groups = _plus(self.refused_groups, f"{entry.pid}|{entry.kind or ''}|{entry.needs_text or ''}")
+        self._blocked_heads = _plus(self._blocked_heads, entry.project_id or NO_PROJECT)
         match reason:
             case reasons.PausedByOperator(level="fleet"):
                 self.all_blocked = True
             case reasons.PausedByOperator(level="agent") | reasons.CapReached(level="agent"):
-                self.blocked_pids.add(entry.pid)
+                self.blocked_pids = _plus(self.blocked_pids, entry.pid)
             case reasons.OverBudget(level="agent", ask=0):
-                self.blocked_pids.add(entry.pid)
+                self.blocked_pids = _plus(self.blocked_pids, entry.pid)
             case reasons.OverBudget(level="global") if _is_used_up(reason):
                 self.all_blocked = True
             case reasons.OverBudget(level="project") if _is_used_up(reason):
@@ -279,11 +292,11 @@ class ClaimPass:
             ):
                 self._exclude_project(entry)
             case reasons.LimitExhausted() if entry.needs_text is not None:
-                self.blocked_needs.add(entry.needs_text)
+                self.blocked_needs = _plus(self.blocked_needs, entry.needs_text)
 
     def _exclude_project(self, entry: CheckedEntry) -> None:
         if entry.project_id is not None:
-            self.blocked_projects.add(entry.project_id)
+            self.blocked_projects = _plus(self.blocked_projects, entry.project_id)
 
     # --- selecting entries -----------------------------------------------------------------------
 
@@ -292,7 +305,7 @@ class ClaimPass:
         if self._due.fleet_paused_by is not None:
             return
         if self._due.any_capped:
-            self.blocked_pids.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
+            self.blocked_pids |= {row[0] for row in self.tx.run(sql.CAPPED_OUT)}
         while (remaining := self.remaining) > 0:
             rows = self.ready_entries(limit=min(remaining, READ_MAX))
             if len(rows) > 1:
@@ -432,9 +445,9 @@ class ClaimPass:
                 return None, False
             if self._matches_request(row):
                 return row, has_more
-            self._blocked_heads.add(pid)
+            self._blocked_heads = _plus(self._blocked_heads, pid)
             if row[KIND] not in self._kinds:
-                self.agents_elsewhere.add(pid)
+                self.agents_elsewhere = _plus(self.agents_elsewhere, pid)
         rows = self.ready_entries_of_agent(pid, 1)
         return (rows[0], self.has_more_ready(pid, claimed + 1)) if rows else (None, self.has_more_ready(pid, claimed))
 
@@ -468,7 +481,7 @@ class ClaimPass:
             rows = self.tx.run(sql.NEXT_OF_PROJECT, (project_id or None, limit, offset))
             if all(self.may_claim(row) for row in rows):
                 return rows
-            self._blocked_heads.add(project_id)
+            self._blocked_heads = _plus(self._blocked_heads, project_id)
         return self.ready_entries(project_id, limit=limit)
 
     def show(self, sched_ids: Iterable[int]) -> None:

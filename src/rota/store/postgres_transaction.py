@@ -183,7 +183,7 @@ class PostgresTransaction:
             turn.last_event = first_id + len(parameters) - 1, parameters[-1]
         return first_id
 
-    def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
+    def run_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> None:
         """Queue a statement once for each row of parameters."""
         if (_prepared.get(statement) or _prepare(statement)).gives_id:
             self.insert_many(statement, tuple(parameters))

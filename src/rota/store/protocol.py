@@ -96,7 +96,7 @@ class Transaction(Protocol):
         """Insert one row for each row of parameters and return the first id; the other ids follow it."""
         ...
 
-    def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
+    def run_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
         ...
 

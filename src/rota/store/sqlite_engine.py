@@ -129,13 +129,13 @@ class SqliteTransaction(msgspec.Struct, eq=False):
         self.run_many(statement, parameters)
         return self._cursor.connection.last_insert_rowid() - len(parameters) + 1
 
-    def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
+    def run_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
-        try:  # without fetchall it stops at a result row
+        try:
             if len(parameters) == 1:
-                self._cursor.execute(statement.sql, next(iter(parameters))).fetchall()  # half the cost of `executemany`
+                self._cursor.execute(statement.sql, parameters[0])  # half the cost of `executemany`
             else:
-                self._cursor.executemany(statement.sql, parameters).fetchall()
+                self._cursor.executemany(statement.sql, parameters).fetchall()  # else it stops at a result row
         except _TRANSLATED as problem:
             raise _translated(problem) from problem
 
