@@ -25,9 +25,8 @@ could keep it for themselves. It does so every `BALANCE_EVERY_NS` instead, and a
 blocks.
 
 An entity that blocks keeps its lag to the *common time* of all cores (`common_time`), and has it again where it wakes.
-This needs cores that can be compared. Two are *apart* if one falls behind and those that wait there may not
-come to the other one: then both count lag by their own time for `APART_NS`. So does a core that was not compared for
-that long.
+This needs cores that can be compared. Two are *apart* if one falls behind and those that wait there may not come to the
+other one: then both count lag by their own time for `APART_NS`. So does a core that was not compared for that long.
 
 A moved entity keeps its common time, with a lag of at most `LAG_SLICES_MAX` slices on its new core.
 
@@ -39,18 +38,17 @@ behind.
 *What cannot be used is not owed.* A heavy entity alone on its core, or a core crowded by pinned ones, falls behind for
 good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. It is
 not forgotten if those that wait there may go to a third core, which owes it to them: cores 0 and 1 may be for some
-entities and cores 2 and 3 for others. Where
-a group runs, it is first charged for what it used on other cores since its slice began: until then its core looks
-further behind than it is. And if it has a member on the core that is ahead, nothing is forgotten: that member can use
-what the group is owed. What was forgotten on all its cores is also forgotten when it comes to another one. An entity
-whose weight is worth a core keeps it alone.
+entities and cores 2 and 3 for others. Where a group runs, it is first charged for what it used on other cores since its
+slice began: until then its core looks further behind than it is. And if it has a member on the core that is ahead,
+nothing is forgotten: that member can use what the group is owed. What was forgotten on all its cores is also forgotten
+when it comes to another one. An entity whose weight is worth a core keeps it alone.
 
 *A group that needs all its members keeps them apart.* A group of ten members that is owed nine and a half cores of
 sixteen gets them only if all its members run nearly all the time: what one of them misses, no other can use later. A
 member that is brought to another member's core leaves its own to others for a while. So while a group is owed more than
 a core for all its runnable members but one, no member is brought and none waits for another. And if it is owed as many
 cores as it has members on, a core that has only this group takes in no other entity. Without this such groups got 3 to
-6 % less. This begins when a group is owed more by one part in `RATE_TOLERANCE`, and ends when it is owed less: what it
+6 % less. This begins when a group is owed more by one part in `SPEED_TOLERANCE`, and ends when it is owed less: what it
 is owed is measured, and a group at the edge that went back and forth lost more than under either rule.
 
 What a group or an entity is owed is its weight times the speed of the common time, which is measured on cores where
@@ -109,7 +107,7 @@ BALANCE_LOOKS_MAX = 4  # entities that it looks at on the one that is furthest b
 IMBALANCE_MAX_NS = 3_000_000  # service that one core may owe to another before an entity moves
 FORGIVEN_FROM_NS = 12_000_000  # service that it may owe if no entity can move: what is beyond is not owed
 APART_NS = 100_000_000  # how long a core counts as apart: its time is not compared with the common time
-RATE_TOLERANCE = 32  # the speed of the common time is right to one part in so many
+SPEED_TOLERANCE = 32  # the speed of the common time is right to one part in so many
 MOVES_MAX = 64  # entities that one step moves off a core that is offline or leased
 PLACE_LOOKS_MAX = 4  # cores whose loads are compared for an entity that needs another one
 
@@ -197,8 +195,13 @@ class Placement:
         core.balance_at_ns = now + BALANCE_EVERY_NS
         if not core.is_open or not core.fair.weight:
             return
-        if self._keeps_its_core(core, now):
-            return
+        only = core.fair.only() if len(core.fair) else core.fair.current
+        time = core.fair.common_time(now)
+        self._measure(core, only, time, now)
+        if core.fair.common is not None:  # else what is owed here is not measured by the common time
+            if only is not None and self._is_worth_a_core(only):
+                return
+            self._common.follow(time, now)
         others = self._next_few(core.balance_rotation, self.stealable & self.open & ~core.bit)
         for other in self._behind(core.fair, [(one.fair, one) for one in others], now):
             if self._pull(core, other, now, out):
@@ -207,22 +210,15 @@ class Placement:
             if not self._movable(other.fair, core.bit, BALANCE_LOOKS_MAX):
                 self._forgive(core, other, now)
 
-    def _keeps_its_core(self, core: CoreRecord, now: int) -> bool:
-        """Let the common time follow a core that is compared; return whether the only one there is worth all of it."""
-        common, time = self._common, core.fair.common_time(now)
-        only = core.fair.only() if len(core.fair) else core.fair.current
+    def _measure(self, core: CoreRecord, only: Schedulable | None, time: int, now: int) -> None:
+        """Measure the speed of the common time on a core, and say whether lag is counted from it there."""
+        common = self._common
         if only is None:
             common.measure(time, now)
         elif isinstance(only, GroupNode) and only.group.runnable > only.group.present.bit_count():
             core.measured = common.measure_at_most(core.measured, time, now)
         core.compared_at_ns = now
         core.fair.common = common if len(self._queues.cores) > 1 and now >= core.apart_until_ns else None
-        if core.fair.common is None:
-            return False  # what is owed here is not measured by the common time
-        if only is not None and self._is_worth_a_core(only):
-            return True
-        common.follow(time, now)
-        return False
 
     def bring_member(self, core: CoreRecord, node: GroupNode, now: int, out: list[Decision]) -> None:
         """A group runs here next: bring the member that is furthest behind on a few other cores, if it is far enough.
@@ -274,7 +270,7 @@ class Placement:
         if not isinstance(only, GroupNode):
             return owed >= SCALE
         held = only.group.present.bit_count() * SCALE
-        return held <= owed + owed // RATE_TOLERANCE and self._needs_every_member(only.group)
+        return held <= owed + owed // SPEED_TOLERANCE and self._needs_every_member(only.group)
 
     def _needs_every_member(self, group: GroupRecord) -> bool:
         """Whether a group gets its share only if all its runnable members run, each on a core of its own.
@@ -282,7 +278,7 @@ class Placement:
         It must be owed clearly more to begin with, and less to stop: an error of the measured speed does not decide.
         """
         owed = group.weight * self._common.speed
-        enough = owed if group.needs_all else owed - owed // RATE_TOLERANCE
+        enough = owed if group.needs_all else owed - owed // SPEED_TOLERANCE
         group.needs_all = (group.runnable - 1) * SCALE < enough
         return group.needs_all
 

@@ -260,10 +260,9 @@ class RunQueue:
             self.weight = others = weight - own
             self.weighted = weighted = weighted - own * before
             time = weighted // others if others else after
-            # rarely negative, and neither is a number that is divided here: dividing those takes Python twice the time
-            ahead, least = (after - time) * others // weight, current.ahead_min
-            if self.common is not None:
-                ahead = after + self.base - self.common.at(now)
+            common, least = self.common, current.ahead_min
+            # rarely negative, what is divided: dividing a negative number takes Python twice the time
+            ahead = (after - time) * others // weight if common is None else after + self.base - common.at(now)
             current.ahead = ahead if ahead > least else least  # noqa: FURB136  # max() costs a call at every stop
             if not others:
                 self._clock, self.current = after, None

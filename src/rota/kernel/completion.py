@@ -135,11 +135,11 @@ def read_runs(tx: Transaction, sched_ids: Sequence[int]) -> dict[int, RunRow]:
 def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd], now: float) -> EndedRuns:
     """End runs inside a transaction."""
     sched_ids: list[int] = []
-    awaited: frozenset[int] = frozenset()  # by runs that return to the queue in this call: their rows are read before
+    awaited: set[int] = set()  # by runs that return to the queue in this call: their rows are read before
     for run_end in run_ends:
         sched_ids.append(run_end.sched_id)
         if run_end.report is not None:
-            awaited |= frozenset(run_end.report.awaits)
+            awaited.update(run_end.report.awaits)
     runs = read_runs(tx, sched_ids)
     answers: list[CompletionAnswer] = []
     final: dict[int, str] = {}

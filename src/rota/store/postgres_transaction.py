@@ -186,7 +186,7 @@ class PostgresTransaction:
     def run_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> None:
         """Queue a statement once for each row of parameters."""
         if (_prepared.get(statement) or _prepare(statement)).gives_id:
-            self.insert_many(statement, tuple(parameters))
+            self.insert_many(statement, parameters)
         else:
             self._queue(statement, parameters)
 
