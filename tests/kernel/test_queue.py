@@ -26,6 +26,18 @@ def test_many_entries_get_numbers_that_follow_one_another(world: World, pid: int
     assert world.facts()[-1] == EntriesEnqueued(first_id=ids[0], count=5)
 
 
+def test_an_entry_is_stored_alike_however_it_came(world: World, pid: int) -> None:
+    """An entry of which little is given is written by another statement, unless one beside it needs more."""
+    simple = ScheduleSpec(pid, 4, payload={"n": 1})
+    ids = [world.queue.enqueue(simple), *world.queue.enqueue_many([simple, simple])]
+    ids += world.queue.enqueue_many([simple, ScheduleSpec(pid, runnable_at=START + 5)])[:1]
+    ids += world.queue.enqueue_many([simple, ScheduleSpec(pid, after=(ids[0],))])[:1]
+    rows = world.rows("SELECT * FROM agent_schedule_queue ORDER BY sched_id")
+    kept = [row for row in rows if row[0] in ids]
+    assert [row[0] for row in kept] == ids
+    assert {row[1:] for row in kept} == {kept[0][1:]}
+
+
 def test_the_fact_of_many_names_those_that_are_held_and_why(world: World, pid: int) -> None:
     first = world.queue.enqueue_many([ScheduleSpec(pid), ScheduleSpec(pid, runnable_at=START + 5)])[0]
     assert world.facts()[-1] == EntriesEnqueued(first_id=first, count=2, held={"time": [first + 1]})

@@ -44,8 +44,8 @@ class _NewEntry(msgspec.Struct, frozen=True, gc=False):
 
     spec: ScheduleSpec
     payload: str
-    is_plain: bool  # it has neither needs nor options
-    refers: bool  # to more than its agent and its key, or to the time at which it is written
+    is_simple: bool = True  # only its agent, its priority and its payload are given, as in nearly all
+    refers: bool = False  # to more than its agent and its key, or to the time at which it is written
     spawner: tuple[str | None] | None = None  # the project of the run that spawns it
 
 
@@ -166,37 +166,34 @@ class Enqueuing(Entries):
             keys = _known_keys(tx, keyed, agents)
             if keys or len({spec.key for spec in keyed}) < len(keyed):
                 return self._enqueue_each(tx, batch, indexed=indexed, keys=keys)
+        are_simple = all(new.is_simple for new in batch)
         rows: list[tuple[Any, ...]] = []  # written together, at half the cost of one by one (batch-100)
-        times: list[tuple[float | None, str | None]] = []  # the deadline and the hold of each
         held: list[int] = []  # indexes of those that are not ready yet
         owners: list[tuple[int, str | None]] = []
-        is_timed = False
         limits: set[tuple[str, str | None]] = set()  # that were looked up for an earlier entry
         for index, new in enumerate(batch):
-            spec = new.spec
             if new.refers:
                 return self._enqueue_each(tx, batch, indexed=indexed, keys=keys)
+            spec = new.spec
             if spec.pid not in agents:
                 agents = cache.agents(tx, {each.spec.pid for each in batch})
             agent = agents.get(spec.pid)
             if agent is None or agent.is_dead:
                 raise _not_alive(agent, spec.pid, index if indexed else None)
+            owners.append((spec.pid, agent.project_id))
+            if are_simple:
+                rows.append(_simple_row(new, agent.project_id, now))
+                continue
             hold = None
             if spec.runnable_at > now:
                 hold = "time"
                 held.append(index)
-            if new.spec.draws_on:
-                _check_limits(tx, new.spec, agent.project_id, limits, index if indexed else None)
-            rows.append(_row(new, agent.project_id, now))
-            times.append((spec.deadline, hold))
-            owners.append((spec.pid, agent.project_id))
+            if spec.draws_on:
+                _check_limits(tx, spec, agent.project_id, limits, index if indexed else None)
+            rows.append(_row(new, agent.project_id, now, hold))
             if hold is not None or spec.deadline is not None:
-                is_timed = True
                 cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
-        if is_timed:
-            first_id = tx.insert_many(sql.ENQUEUE, [(*row, *each) for row, each in zip(rows, times, strict=True)])
-        else:
-            first_id = tx.insert_many(sql.ENQUEUE_READY, rows)
+        first_id = tx.insert_many(sql.ENQUEUE_SIMPLE if are_simple else sql.ENQUEUE, rows)
         ids = [first_id] if len(rows) == 1 else list(range(first_id, first_id + len(rows)))
         holds = {"time": [ids[index] for index in held]} if held else {}
         _record(tx, batch, EntriesEnqueued(first_id=first_id, count=len(rows), held=holds), now)
@@ -211,18 +208,17 @@ class Enqueuing(Entries):
         if agent is None or agent.is_dead or new.refers or spec.draws_on:
             return self._enqueue_together(tx, (new,), now, indexed=indexed)[0]
         hold = "time" if spec.runnable_at > now else None
-        row, statement = _row(new, agent.project_id, now), sql.ENQUEUE_READY
-        is_timed = hold is not None or spec.deadline is not None
-        if is_timed:
-            row, statement = (*row, spec.deadline, hold), sql.ENQUEUE
         sched_id: int | None
-        if spec.key is None:
-            sched_id = tx.insert(statement, row)
+        if new.is_simple:
+            sched_id = tx.insert(sql.ENQUEUE_SIMPLE, _simple_row(new, agent.project_id, now))
+        elif spec.key is None:
+            sched_id = tx.insert(sql.ENQUEUE, _row(new, agent.project_id, now, hold))
         else:
-            sched_id = tx.insert_unless(statement, row, (sql.BY_KEY, (spec.key, agent.project_id)))
+            row, known = _row(new, agent.project_id, now, hold), (sql.BY_KEY, (spec.key, agent.project_id))
+            sched_id = tx.insert_unless(sql.ENQUEUE, row, known)
         if sched_id is None:  # its key is known
             return self._enqueue_together(tx, (new,), now, indexed=indexed)[0]
-        if is_timed:
+        if hold is not None or spec.deadline is not None:
             cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
         event = EntriesEnqueued(first_id=sched_id, count=1, held={hold: [sched_id]} if hold else {})
         append(tx, event, now=now, pid=spec.pid, causation_id=spec.causation_id, correlation_id=spec.correlation_id)
@@ -291,8 +287,7 @@ class Enqueuing(Entries):
         if spec.account is not None:
             check_account(tx, spec.account, project_id)
         path, account = _call_path(tx, spec.parent_id, reaches_from)
-        row = (*_row(new, project_id, now, path, account), spec.deadline, hold)
-        sched_id = tx.insert(sql.ENQUEUE, row)
+        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, path=path, account=account))
         if hold is None and spec.affinity is not None:
             hold = self._hold_for_worker(tx, sched_id, spec, now)
         if predecessors:
@@ -358,13 +353,14 @@ def _checked(spec: ScheduleSpec) -> _NewEntry:
     if not isinstance(spec, ScheduleSpec):
         raise _queue.refuse("spec", f"must be a ScheduleSpec, not {type(spec).__name__}")
     payload = "{}" if not spec.payload else encode_json("payload", spec.payload, PAYLOAD_BYTES_MAX)
-    is_plain = spec.is_plain
+    if spec.is_simple:
+        return _NewEntry(spec, payload)
     refers = bool(spec.after) or spec.delay_s != 0.0
-    if not (is_plain or refers):
+    if not (spec.is_plain or refers):
         refers = spec.parent_id is not None or spec.affinity is not None or bool(spec.tags)
         refers = refers or spec.account is not None
         refers = refers or (spec.causation_id is not None and _entry_named_by(spec.causation_id) is not None)
-    return _NewEntry(spec, payload, is_plain, refers)
+    return _NewEntry(spec, payload, is_simple=False, refers=refers)
 
 
 def _check_limits(
@@ -409,16 +405,27 @@ def _not_alive(agent: CachedAgent | None, pid: int, index: int | None) -> RotaEr
     return error if index is None else with_index(error, index)
 
 
+def _simple_row(new: _NewEntry, project_id: str | None, now: float) -> tuple[Any, ...]:
+    """Return the parameters of `statements.queue.ENQUEUE_SIMPLE`."""
+    return new.spec.pid, project_id, new.spec.priority, new.payload, now
+
+
 def _row(
-    new: _NewEntry, project_id: str | None, now: float, path: str | None = None, account: GraphAccount | None = None
+    new: _NewEntry,
+    project_id: str | None,
+    now: float,
+    hold: str | None,
+    *,
+    path: str | None = None,
+    account: GraphAccount | None = None,
 ) -> tuple[Any, ...]:
-    """Return the parameters of `statements.queue.ENQUEUE_READY`; those of `ENQUEUE` have a deadline and a hold more."""
+    """Return the parameters of `statements.queue.ENQUEUE`."""
     spec = new.spec
-    needs, options = (None, None) if new.is_plain and path is None else encode_needs_and_options(spec, path, account)
+    needs, options = encode_needs_and_options(spec, path, account)
     runnable_at, by_date = (spec.runnable_at, spec.runnable_at > 0) if not spec.delay_s else (now + spec.delay_s, False)
     return (
         spec.pid, project_id, spec.priority, runnable_at, spec.trigger, new.payload, now, spec.max_attempts, spec.key,
-        spec.kind, needs, options, by_date,
+        spec.kind, needs, options, by_date, spec.deadline, hold,
     )  # fmt: skip
 
 

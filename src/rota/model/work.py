@@ -83,6 +83,7 @@ _ON_FAILED = ("cancel", "run", "hold")
 _WORKSPACE_MODES = ("exclusive", "shared")
 _RETRY_ON: tuple[ExitKind, ...] = ("crashed",)
 _BACKOFF = Backoff()
+_SIMPLE = (0.0, None, "manual", 0.0, None, (), ATTEMPTS, None)  # with those of `is_plain`, the values of `is_simple`
 _PLAIN: tuple[Any, ...] = (
     (),
     (),
@@ -131,6 +132,14 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
     account: GraphAccount | None = None  # the graph run and node in whose budgets it counts
     traceparent: str | None = None  # the span that caused it, as the W3C writes it; its trace is continued
     tracestate: str | None = None  # what belongs to that span; passed on as it is
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether nothing but pid, priority and payload is given."""
+        return (
+            self.runnable_at, self.deadline, self.trigger, self.delay_s, self.key, self.after, self.max_attempts,
+            self.kind,
+        ) == _SIMPLE and self.is_plain  # fmt: skip
 
     @property
     def is_plain(self) -> bool:

@@ -29,21 +29,19 @@ def of_kinds(column: str, kinds: str) -> str:
 
 # --- enqueue -------------------------------------------------------------------------------------
 
-_ALWAYS_GIVEN = (
-    "pid, project_id, priority, runnable_at, trigger, payload, created_at, max_attempts, key, kind, needs, options, "
-    "by_date"
-)
 ENQUEUE = Statement(
     "entry_enqueue",
     # not INSERT … SELECT from the agent's row: reading that first and inserting values takes half the time
     "Enqueue an entry; the caller has checked that its agent is alive.",
-    f"INSERT INTO agent_schedule_queue ({_ALWAYS_GIVEN}, deadline, hold) "
+    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, trigger, payload, created_at, "
+    "max_attempts, key, kind, needs, options, by_date, deadline, hold) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    everyday=True,
 )
-ENQUEUE_READY = Statement(
-    "entry_enqueue_ready",
-    "Enqueue an entry that is ready now and has no deadline, like nearly all.",
-    f"INSERT INTO agent_schedule_queue ({_ALWAYS_GIVEN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+ENQUEUE_SIMPLE = Statement(
+    "entry_enqueue_simple",
+    "Enqueue an entry of which nothing else is given, like nearly all: a third of the parameters to pass.",
+    "INSERT INTO agent_schedule_queue (pid, project_id, priority, payload, created_at) VALUES (?, ?, ?, ?, ?)",
     everyday=True,
 )
 COPY = Statement(
