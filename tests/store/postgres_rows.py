@@ -114,8 +114,9 @@ def parameters(text: str, types: Sequence[int], generator: random.Random) -> tup
 
 def _parameter(text: str, number: int, kind: str, generator: random.Random) -> Any:
     place = rf"\${number}(?!\d)"
-    if kind == "list" or re.search(rf"jsonb_array_elements_text\({place}", text):
-        of_ids = re.search(rf"jsonb_array_elements_text\({place}::jsonb\)::bigint|'parent_id'", text)
+    of_numbers = rf"jsonb_array_elements_text\({place}::jsonb\)::bigint|translate\({place}::text|'parent_id'"
+    if kind == "list" or re.search(rf"(?:jsonb_array_elements_text|translate)\({place}", text):
+        of_ids = re.search(of_numbers, text)
         return generator.choice(LISTS_OF_IDS if of_ids else LISTS_OF_NAMES)
     if re.search(rf"(?:LIMIT|OFFSET) {place}", text):
         return generator.choice([0, 1, 3, 100])

@@ -9,8 +9,9 @@ What is derived, and nothing else:
   statement names has a condition in other words (`NAMED`), and the statement gets these words;
 - `a CROSS JOIN b ON …` becomes a `JOIN` (in SQLite the word CROSS only fixes the order of the tables);
 - `IS` beside a column or a parameter becomes `IS NOT DISTINCT FROM`, `IS NOT` becomes `IS DISTINCT FROM`;
-- `x IN (SELECT value FROM json_each(?1))` becomes `x = ANY (ARRAY(…))`, so that the list is read once and the rows are
-  found by an index whatever the planner believes about its length; `NOT IN` becomes a subquery that is hashed once;
+- `x IN (SELECT value FROM json_each(?1))` becomes `x = ANY (…)` with an array, so that the list is read once and the
+  rows are found by an index whatever the planner believes about its length; a list of numbers becomes an array by its
+  brackets, which is faster than to read it as JSON. `NOT IN` becomes a subquery that is hashed once;
 - `GLOB 'prefix*'` becomes `LIKE 'prefix%'`; `instr` becomes `strpos`; `max` and `min` of two values become `greatest`
   and `least`.
 
@@ -96,8 +97,10 @@ def _derived(text: str) -> str:
 def _list(found: re.Match[str]) -> str:
     """Compare with the values of a JSON list."""
     is_number = not found["end"] and found["column"].rsplit(".", 1)[-1] in _NUMBERS
-    values = f"SELECT jsonb_array_elements_text({found['list']}::jsonb){'::bigint' if is_number else ''}"
     left = f"{found['column']}{found['end']}"
+    if is_number and not found["no"]:
+        return f"{left} = ANY (translate({found['list']}::text, '[]', '{{}}')::bigint[])"
+    values = f"SELECT jsonb_array_elements_text({found['list']}::jsonb){'::bigint' if is_number else ''}"
     return f"{left} NOT IN ({values})" if found["no"] else f"{left} = ANY (ARRAY({values}))"
 
 
