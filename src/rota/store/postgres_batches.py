@@ -39,7 +39,9 @@ __all__ = [
 
 BATCH_ROWS_MIN = 3  # fewer rows are sent one by one
 BATCH_ROWS_MAX = 1_000  # in one statement, so that no array becomes too large to hold
-FLUSH_ROWS_MIN = 8  # rows that keep the server busy while this process goes on
+# Rows that keep the server busy while this process goes on. Where all cores are in use, the server's process takes the
+# core of the one that wakes it, so fewer rows than these wait for the rest of the turn (docs/decisions/0045).
+FLUSH_ROWS_MIN = 50
 FORMS_MAX = 8  # of one statement: each is prepared by the server, and kept there
 
 _INSERT = re.compile(
