@@ -365,6 +365,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "context_named_for": ("contexts by idx_context_bound",),
     "context_resume": ("contexts by idx_context_bound",),
     "entry_enqueue": (),
+    "entry_enqueue_ready": (),
     "entry_enqueue_simple": (),
     "entry_copy": ("agent_schedule_queue by key",),
     "entry_copy_tags": ("entry_tags by idx_tags_entry",),

@@ -135,7 +135,7 @@ def test_what_is_derived(sql: str, expected: str) -> None:
 
 
 def test_the_holder_of_the_turn_gives_the_ids_of_events_and_entries() -> None:
-    given = {"event_append", "entry_enqueue", "entry_enqueue_simple"}
+    given = {"event_append", "entry_enqueue", "entry_enqueue_ready", "entry_enqueue_simple"}
     assert {name for name, each in STATEMENTS.items() if gives_id(each)} == given
     assert postgres_text(STATEMENTS["event_append"]).startswith("INSERT INTO agent_events (event_id, pid, ")
     assert not gives_id(
@@ -186,9 +186,10 @@ BATCHED = {name: batch for name, each in STATEMENTS.items() if (batch := batch_o
 
 
 WRITTEN_FOR_MANY = {  # what a turn writes for many entries or agents
-    "entry_enqueue", "entry_enqueue_simple", "entry_claim", "entry_complete", "entry_requeue", "entry_release",
-    "entry_cancel", "entry_expire", "entry_tag", "after_add", "finished_append", "agent_flow_move", "agent_flow_served",
-    "agent_flow_enter", "agent_flow_leave", "agent_flow_touch", "project_flow_move", "bucket_add",
+    "entry_enqueue", "entry_enqueue_ready", "entry_enqueue_simple", "entry_claim", "entry_complete", "entry_requeue",
+    "entry_release", "entry_cancel", "entry_expire", "entry_tag", "after_add", "finished_append", "agent_flow_move",
+    "agent_flow_served", "agent_flow_enter", "agent_flow_leave", "agent_flow_touch", "project_flow_move",
+    "bucket_add",
 }  # fmt: skip
 
 

@@ -169,6 +169,7 @@ class Enqueuing(Entries):
         are_simple = all(new.is_simple for new in batch)
         rows: list[tuple[Any, ...]] = []  # written together, at half the cost of one by one (batch-100)
         held: list[int] = []  # indexes of those that are not ready yet
+        is_timed = False
         owners: list[tuple[int, str | None]] = []
         limits: set[tuple[str, str | None]] = set()  # that were looked up for an earlier entry
         for index, new in enumerate(batch):
@@ -190,10 +191,14 @@ class Enqueuing(Entries):
                 held.append(index)
             if spec.draws_on:
                 _check_limits(tx, spec, agent.project_id, limits, index if indexed else None)
-            rows.append(_row(new, agent.project_id, now, hold))
+            rows.append((*_row(new, agent.project_id, now), spec.deadline, hold))
             if hold is not None or spec.deadline is not None:
+                is_timed = True
                 cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
-        first_id = tx.insert_many(sql.ENQUEUE_SIMPLE if are_simple else sql.ENQUEUE, rows)
+        if not (are_simple or is_timed):
+            rows = [row[:-2] for row in rows]
+        statement = sql.ENQUEUE_SIMPLE if are_simple else sql.ENQUEUE if is_timed else sql.ENQUEUE_READY
+        first_id = tx.insert_many(statement, rows)
         ids = [first_id] if len(rows) == 1 else list(range(first_id, first_id + len(rows)))
         holds = {"time": [ids[index] for index in held]} if held else {}
         _record(tx, batch, EntriesEnqueued(first_id=first_id, count=len(rows), held=holds), now)
@@ -208,17 +213,21 @@ class Enqueuing(Entries):
         if agent is None or agent.is_dead or new.refers or spec.draws_on:
             return self._enqueue_together(tx, (new,), now, indexed=indexed)[0]
         hold = "time" if spec.runnable_at > now else None
+        is_timed = hold is not None or spec.deadline is not None
         sched_id: int | None
         if new.is_simple:
             sched_id = tx.insert(sql.ENQUEUE_SIMPLE, _simple_row(new, agent.project_id, now))
-        elif spec.key is None:
-            sched_id = tx.insert(sql.ENQUEUE, _row(new, agent.project_id, now, hold))
         else:
-            row, known = _row(new, agent.project_id, now, hold), (sql.BY_KEY, (spec.key, agent.project_id))
-            sched_id = tx.insert_unless(sql.ENQUEUE, row, known)
+            row, statement = _row(new, agent.project_id, now), sql.ENQUEUE_READY
+            if is_timed:
+                row, statement = (*row, spec.deadline, hold), sql.ENQUEUE
+            if spec.key is None:
+                sched_id = tx.insert(statement, row)
+            else:
+                sched_id = tx.insert_unless(statement, row, (sql.BY_KEY, (spec.key, agent.project_id)))
         if sched_id is None:  # its key is known
             return self._enqueue_together(tx, (new,), now, indexed=indexed)[0]
-        if hold is not None or spec.deadline is not None:
+        if is_timed:
             cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
         event = EntriesEnqueued(first_id=sched_id, count=1, held={hold: [sched_id]} if hold else {})
         append(tx, event, now=now, pid=spec.pid, causation_id=spec.causation_id, correlation_id=spec.correlation_id)
@@ -287,7 +296,8 @@ class Enqueuing(Entries):
         if spec.account is not None:
             check_account(tx, spec.account, project_id)
         path, account = _call_path(tx, spec.parent_id, reaches_from)
-        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, path=path, account=account))
+        row = (*_row(new, project_id, now, path, account), spec.deadline, hold)
+        sched_id = tx.insert(sql.ENQUEUE, row)
         if hold is None and spec.affinity is not None:
             hold = self._hold_for_worker(tx, sched_id, spec, now)
         if predecessors:
@@ -411,21 +421,15 @@ def _simple_row(new: _NewEntry, project_id: str | None, now: float) -> tuple[Any
 
 
 def _row(
-    new: _NewEntry,
-    project_id: str | None,
-    now: float,
-    hold: str | None,
-    *,
-    path: str | None = None,
-    account: GraphAccount | None = None,
+    new: _NewEntry, project_id: str | None, now: float, path: str | None = None, account: GraphAccount | None = None
 ) -> tuple[Any, ...]:
-    """Return the parameters of `statements.queue.ENQUEUE`."""
+    """Return the parameters of `statements.queue.ENQUEUE_READY`; those of `ENQUEUE` have a deadline and a hold more."""
     spec = new.spec
     needs, options = encode_needs_and_options(spec, path, account)
     runnable_at, by_date = (spec.runnable_at, spec.runnable_at > 0) if not spec.delay_s else (now + spec.delay_s, False)
     return (
         spec.pid, project_id, spec.priority, runnable_at, spec.trigger, new.payload, now, spec.max_attempts, spec.key,
-        spec.kind, needs, options, by_date, spec.deadline, hold,
+        spec.kind, needs, options, by_date,
     )  # fmt: skip
 
 

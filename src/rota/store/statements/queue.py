@@ -29,13 +29,20 @@ def of_kinds(column: str, kinds: str) -> str:
 
 # --- enqueue -------------------------------------------------------------------------------------
 
+_GIVEN = (
+    "pid, project_id, priority, runnable_at, trigger, payload, created_at, max_attempts, key, kind, needs, options, "
+    "by_date"
+)
 ENQUEUE = Statement(
     "entry_enqueue",
     # not INSERT … SELECT from the agent's row: reading that first and inserting values takes half the time
     "Enqueue an entry; the caller has checked that its agent is alive.",
-    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, trigger, payload, created_at, "
-    "max_attempts, key, kind, needs, options, by_date, deadline, hold) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    f"INSERT INTO agent_schedule_queue ({_GIVEN}, deadline, hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+)
+ENQUEUE_READY = Statement(
+    "entry_enqueue_ready",
+    "Enqueue an entry that is ready now and has no deadline: nobody has to know when it falls due.",
+    f"INSERT INTO agent_schedule_queue ({_GIVEN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     everyday=True,
 )
 ENQUEUE_SIMPLE = Statement(
