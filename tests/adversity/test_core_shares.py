@@ -22,10 +22,11 @@ def random_mix(seed: int) -> tuple[int, list[Hog], dict[str, float]]:
     return cores, hogs, {name: weight for name, weight in groups.items() if any(hog.group == name for hog in hogs)}
 
 
-_AT_AN_EDGE = (345, 402, 527, 1515, 2499, 2629, 2915, 2999, 3033, 3552, 5252, 7095, 7344, 7546, 7698, 7699, 7924)
+_AT_AN_EDGE = (345, 1515, 2915, 3552, 7344, 7546, 7699)
+_IN_SOAK = (402, 527, 2499, 2629, 2999, 3033, 5252, 7095, 7698, 7924)
 
 
-@pytest.mark.parametrize("seed", _AT_AN_EDGE)
+@pytest.mark.parametrize("seed", [*_AT_AN_EDGE, *(pytest.param(seed, marks=pytest.mark.soak) for seed in _IN_SOAK)])
 def test_groups_that_need_all_their_members_get_their_shares_and_no_more(seed: int) -> None:
     """These failed while such groups brought members to each other's cores, kept cores that they did not need, or were
     forgiven too much or too little.
@@ -63,7 +64,7 @@ def test_hogs_of_two_sets_of_cores_stay_within_two_percent_of_their_shares(round
 def test_no_hog_is_robbed_by_threads_that_wake_each_other(rounds: Rounds) -> None:
     orders: tuple[Order, ...] = ("wake first", "block first")
     groups: tuple[Groups, ...] = ("none", "one", "one each")
-    for seed in rounds(5):
+    for seed in rounds(2):
         rng = random.Random(seed)
         cores, hogs, rings = rng.randint(2, 8), rng.randint(1, 12), rng.randint(1, 10)
         work_us, size = rng.choice([50, 300, 1_000, 2_900, 5_000]), rng.choice([2, 3, 5, 10])

@@ -47,7 +47,7 @@ from rota.sim.build import build_simulation
 from tests.cores.random_scenarios import random_scenario
 
 MS = 1_000_000
-STORIES = int(os.environ.get("ROTA_CPU_STORIES", "5000" if os.environ.get("ROTA_SOAK") else "150"))
+STORIES = int(os.environ.get("ROTA_CPU_STORIES", "5000" if os.environ.get("ROTA_SOAK") else "90"))
 BATCH = 15
 
 
