@@ -36,6 +36,7 @@ from rota.errors import StoreMissing
 from rota.store import JoinedStore, Row, Statement, Store, Transaction
 from rota.store.postgres_engine import turn_key
 from rota.store.sqlite import SqliteStore
+from tests import kept_sessions
 from tests.postgres_server import shared_dsn
 from tests.short_folders import short_folder
 
@@ -118,6 +119,7 @@ def store_kind(
         schemas = _schemas()
         monkeypatch.setattr(store, "open", schemas.open)
         monkeypatch.setattr(store, "open_joined", schemas.open_joined)
+        monkeypatch.setattr(psycopg.Connection, "connect", kept_sessions.connect)
         with short_folder() as state:  # the sockets of daemons are in it
             monkeypatch.setenv("XDG_STATE_HOME", str(state))
             yield kind
@@ -278,6 +280,7 @@ def address_of(path: Path | str) -> str:
 
 def drop_schemas() -> None:
     """Drop what this process made, at the end of its tests."""
+    kept_sessions.end_sessions()
     if made := _of_process.pop(os.getpid(), None):
         made.close()
 

@@ -164,6 +164,28 @@ def test_a_fork_does_not_wait_for_ever_for_another_thread(tmp_path: Path) -> Non
     program.check()
 
 
+ENDS_WITHOUT_CLOSING = """
+import os, sys
+from rota.kernel import Kernel
+from rota.store import open as open_store
+
+first = Kernel(open_store(sys.argv[1]))
+if sys.argv[2:] and not os.fork():
+    first.agents.create("child")
+    sys.exit()
+first.agents.create("a")
+second = Kernel(open_store(sys.argv[1]))
+second.queue.counts()
+"""
+
+
+@pytest.mark.parametrize("forks", [(), ("forks",)])
+def test_a_program_that_closes_nothing_ends_without_a_word(tmp_path: Path, forks: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", ENDS_WITHOUT_CLOSING, str(tmp_path / "rota.db"), *forks]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("", "")
+
+
 def test_a_store_in_memory_is_not_shared_with_a_child(tmp_path: Path) -> None:
     assert Program(tmp_path).run("in_memory") == [{"read": IN_MEMORY, "write": IN_MEMORY, "close": "done"}]
 

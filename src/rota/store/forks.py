@@ -30,9 +30,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol
-from weakref import WeakMethod, WeakSet
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from weakref import WeakSet, ref
 
 import apsw
 
@@ -161,7 +164,8 @@ class _Fork:
 
 sqlite_calls = _SqliteCalls()
 _stores: WeakSet[ForkedStore] = WeakSet()
-_methods: set[WeakMethod[Callable[[], None]]] = set()
+_methods: dict[int, tuple[ref[Any], Callable[[Any], None]]] = {}  # the object of each method, and its function
+_method_numbers = count()
 _descriptors: set[int] = set()
 _one_at_a_time = threading.RLock()  # reentrant: a signal handler may fork while a fork waits
 _forks: list[_Fork] = []  # in progress on the thread that holds the lock, outermost first
@@ -175,7 +179,9 @@ def add_store(store: ForkedStore) -> None:
 
 def in_child(method: Callable[[], None]) -> None:
     """Call a method in every forked child while its object exists. The child has one thread then."""
-    _methods.add(WeakMethod(method, _methods.discard))
+    # not a WeakMethod: one whose object goes at the end of the process may be gone itself, and then writes a traceback
+    bound, number = cast("MethodType", method), next(_method_numbers)
+    _methods[number] = ref(bound.__self__, partial(_methods.pop, number)), bound.__func__
 
 
 @contextmanager
@@ -238,9 +244,9 @@ def _in_child() -> None:
     sqlite_calls.renew()
     for store in fork.stores:
         store.after_fork_in_child(usable=_usable)
-    for method in [reference() for reference in _methods]:
-        if method is not None:
-            method()
+    for reference, function in list(_methods.values()):
+        if (owner := reference()) is not None:
+            function(owner)
     for descriptor in _descriptors:
         os.close(descriptor)
     _descriptors.clear()
