@@ -54,8 +54,13 @@ def decode_json(text: bytes | str, kind: Any) -> Any: ...
 
 
 def decode_json(text: bytes | str, kind: Any) -> Any:
-    """Decode JSON text into a type; raises as `msgspec.json.decode` does."""
-    return json_decoder(kind).decode(text)
+    """Decode JSON text into a type; raises `msgspec.DecodeError`, whatever is wrong with the text."""
+    try:
+        return json_decoder(kind).decode(text)
+    except RecursionError:
+        raise msgspec.DecodeError("JSON is nested too deeply") from None
+    except UnicodeError as problem:
+        raise msgspec.DecodeError(str(problem)) from None
 
 
 @overload

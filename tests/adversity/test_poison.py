@@ -713,6 +713,34 @@ def _claimed_beside(policy: str, table: str, key: str, column: str, value: Any, 
     return taken
 
 
+SETTINGS = (
+    "policy", "share_by", "share_window_s", "affinity_wait_s", "clock_offset", "clock_seen_at", "retention",
+    "retention_turn", "finished_cursor", "usage_cursor", "model_prices", "journal_checkpoint",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_setting_that_cannot_be_read_stops_no_claim_and_no_maintenance(key: str) -> None:
+    clock = ManualClock(1_000.0)
+    kernel = Kernel(store.open(":memory:", clock=clock))
+    kernel.projects.create("one")
+    pid = kernel.agents.create("agent", project_id="one")
+    dispatcher = Dispatcher(kernel)
+    for value in GARBAGE:
+        for target in ("?", "CAST(? AS TEXT)"):
+            sched_id = kernel.queue.enqueue(ScheduleSpec(pid))
+            damage(kernel, f"INSERT OR REPLACE INTO kernel_meta (key, value) VALUES ('{key}', {target})", value)
+            clock.advance(3_600.0)
+            kernel.queue.upkeep()
+            (entry,) = dispatcher.claim("worker", 1)
+            assert entry.sched_id == sched_id
+            kernel.queue.complete(sched_id, "completed", token=entry.token)
+            assert not explain(dispatcher, kernel.queue.enqueue(ScheduleSpec(pid))).blocking
+            (entry,) = dispatcher.claim("worker", 1)
+            kernel.queue.complete(entry.sched_id, "completed", token=entry.token)
+    kernel.store.close()
+
+
 def test_a_damaged_row_of_a_run_keeps_no_other_from_ending_and_no_claim_from_maintenance(rounds: Rounds) -> None:
     for seed in rounds(2):
         rng = random.Random(seed)
