@@ -69,7 +69,7 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of the sources with a new method."""
     for folder in ("src/rota", "tests/docs", "tests/daemon"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "postgres_server.py", "short_folders.py", "stores.py"):
+    for name in ("__init__.py", "kept_sessions.py", "postgres_server.py", "short_folders.py", "stores.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     add_to_class(tmp_path / "src/rota/service/api/entries.py", "QueueApi", DECLARATION)
     add_to_class(tmp_path / "src/rota/kernel/queue.py", "Queue", HANDLER)

@@ -41,7 +41,7 @@ ENQUEUE = Statement(
 )
 ENQUEUE_READY = Statement(
     "entry_enqueue_ready",
-    "Enqueue an entry that is ready now and has no deadline: nobody has to know when it falls due.",
+    "Enqueue an entry that is ready now and has no deadline: it changes nothing that other processes remember.",
     f"INSERT INTO agent_schedule_queue ({_GIVEN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     everyday=True,
 )
