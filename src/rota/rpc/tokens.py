@@ -295,7 +295,7 @@ def _decode(body: str) -> _StoredToken | None:
     """Decode a stored token. One that cannot be read is left out: it grants nothing, and the others go on."""
     try:
         return decode_json(body, _StoredToken)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+    except msgspec.DecodeError as problem:
         _log.warning("a stored access token cannot be read and is ignored: %s", problem)
         return None
 
