@@ -103,20 +103,21 @@ class BudgetMeter:
 
     def refill(self, now: int) -> None:
         """Apply the refills that are due."""
-        if self._earlier is not None:
+        earlier = self._earlier
+        if earlier is not None:
             if self._adjustment is not None:
                 self._set(self.allowance(), now)
                 return
-            while self._earlier and self._earlier[0][0] <= now:
-                at, amount = self._earlier.pop(0)
+            while earlier and earlier[0][0] <= now:
+                self.since, amount = earlier.pop(0)
                 self.left += amount
-                self.since = max(self.since, at)
-            self._earlier = self._earlier or None
-        at = self._last_at
-        if at <= now and self._earlier is None:
+            if earlier:
+                return
+            self._earlier = None
+        if self._last_amount and self._last_at <= now:
+            self.since = self._last_at
             self.left += self._last_amount
             self._last_amount = 0
-            self.since = max(self.since, at)
 
     def close(self) -> None:
         """End the budget: nothing is available and nothing is refilled."""
@@ -140,7 +141,8 @@ class BudgetMeter:
 
     def _settle(self, used: int, at: int, now: int) -> None:
         """Charge any amount, with any pending refills: those that came after the spending began are used last."""
-        at = max(at, self.since)
+        if at < self.since:  # noqa: PLR1730  # max() costs a call at every charge
+            at = self.since
         if self._earlier is not None or self._last_at <= at:
             self.refill(at)
         self.since = at
