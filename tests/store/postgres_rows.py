@@ -74,6 +74,7 @@ VALUES: dict[str, list[Any]] = {
     "text": NAMES,
 }
 TYPES = {20: "integer", 23: "integer", 701: "real", 25: "text", 3802: "list", 16: "truth", 19: "text"}  # by oid
+FIRST_OWN_OID = 16_384  # types of the schema itself: the states and holds of entries, which are texts
 
 
 def fill(connection: apsw.Connection, generator: random.Random) -> None:
@@ -107,9 +108,18 @@ def _value(table: str, column: tuple[Any, ...], number: int, generator: random.R
     return generator.choice(NAMES) if name.endswith(("_id", "owner", "dim", "name", "key", "host", "node")) else "{}"
 
 
+WITHOUT_TYPES = """
+    ALTER TABLE agent_schedule_queue ALTER COLUMN state TYPE text COLLATE "C", ALTER COLUMN hold TYPE text COLLATE "C",
+        ADD CHECK (state IN ('queued', 'dispatched', 'completed', 'expired', 'cancelled')),
+        ADD CHECK (hold IS NULL OR hold IN ('time', 'after', 'backoff', 'worker'));
+    DROP DOMAIN entry_state, entry_hold
+"""  # the schema as it was before version 120
+
+
 def parameters(text: str, types: Sequence[int], generator: random.Random) -> tuple[Any, ...]:
     """Make parameters of these types for a statement's text, as the kernel passes them."""
-    return tuple(_parameter(text, number, TYPES[oid], generator) for number, oid in enumerate(types, 1))
+    kinds = ["text" if oid >= FIRST_OWN_OID else TYPES[oid] for oid in types]
+    return tuple(_parameter(text, number, kind, generator) for number, kind in enumerate(kinds, 1))
 
 
 def _parameter(text: str, number: int, kind: str, generator: random.Random) -> Any:

@@ -31,6 +31,7 @@ from rota.store.statements.journal import EVENT_APPEND
 from tests.postgres_server import PostgresServer, shared_dsn
 from tests.short_folders import short_folder
 from tests.store import postgres_children as children
+from tests.store.postgres_rows import WITHOUT_TYPES
 from tests.store.world import PATIENCE_S, Caller
 from tests.stores import database_url, store_kind
 
@@ -276,6 +277,7 @@ def test_a_schema_that_had_an_index_by_agent_gets_the_table(url: str, opened: Po
         connection.execute("DROP FUNCTION rota_remove_agent_entries CASCADE")
         connection.execute("DROP TABLE agent_entries")
         connection.execute("CREATE INDEX idx_sched_queue_pid ON agent_schedule_queue (pid, sched_id)")
+        connection.execute(WITHOUT_TYPES)
         connection.execute("UPDATE kernel_meta SET value = '118' WHERE key = 'schema_version'")
     with contextlib.closing(open_postgres(url)) as migrated:
         assert listed(migrated) == [(pid, 1), (pid, 2), (pid, 3)]
@@ -288,6 +290,40 @@ def test_a_check_finds_entries_that_are_not_listed(opened: PostgresStore) -> Non
     with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:
         connection.execute(f"DELETE FROM {schema}.agent_entries".encode())
     assert opened.check() == ["rows that differ between agent_entries and the queue: 1"]
+
+
+# --- the states of entries -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["state = 'lost'", "state = NULL", "hold = 'never'"])
+def test_the_server_refuses_a_state_or_a_hold_that_rota_does_not_know(opened: PostgresStore, change: str) -> None:
+    kernel, queue = Kernel(opened), f"{opened.address.schema}.agent_schedule_queue"
+    kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("coder")))
+    with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:
+        with pytest.raises(psycopg.errors.IntegrityError):
+            connection.execute(f"UPDATE {queue} SET {change}".encode())
+        connection.execute(f"UPDATE {queue} SET hold = NULL".encode())
+    (entry,) = kernel.queue.claim(worker_id="worker")
+    assert entry.sched_id == 1
+
+
+def test_a_schema_with_checks_on_the_table_gets_types(url: str, opened: PostgresStore) -> None:
+    kernel = Kernel(opened)
+    pid = kernel.agents.create("coder")
+    kernel.queue.enqueue_many([ScheduleSpec(pid), ScheduleSpec(pid, delay_s=1_000)])
+    kernel.queue.claim(worker_id="worker")
+    opened.close()
+    with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {opened.address.schema}".encode())
+        connection.execute(WITHOUT_TYPES)
+        connection.execute("UPDATE kernel_meta SET value = '119' WHERE key = 'schema_version'")
+    with contextlib.closing(open_postgres(url)) as migrated:
+        assert migrated.check() == []
+        entries = Kernel(migrated).queue.list(pid=pid)[0]
+        assert [(entry.sched_id, entry.state) for entry in entries] == [(1, "dispatched"), (2, "queued")]
+        with psycopg.connect(opened.address.conninfo) as connection:
+            text = "SELECT count(*) FROM pg_constraint WHERE contype = 'c' AND conrelid = %s::regclass"
+            assert connection.execute(text, (f"{opened.address.schema}.agent_schedule_queue",)).fetchone() == (0,)
 
 
 # --- failures of a request -----------------------------------------------------------------------

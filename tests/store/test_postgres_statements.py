@@ -22,7 +22,15 @@ from rota.kernel import Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
 from rota.store import Row, Statement, postgres_schema, statements
 from rota.store.migrations import LATEST, POSTGRES_BASE, POSTGRES_STEPS, STEPS
-from rota.store.postgres_batches import BATCH_ROWS_MAX, BATCH_ROWS_MIN, FORMS_MAX, batch_of, command_for, commands
+from rota.store.postgres_batches import (
+    BATCH_ROWS_MAX,
+    BATCH_ROWS_MIN,
+    FORMS_MAX,
+    Command,
+    batch_of,
+    command_for,
+    commands,
+)
 from rota.store.postgres_text import gives_id, postgres_text
 from tests.kernel.populated_world import PopulatedWorld
 from tests.postgres_server import shared_dsn
@@ -222,6 +230,30 @@ def test_a_batch_does_what_its_rows_do_one_by_one(filled: Shadow, connection: ap
     assert worked or name not in WRITTEN_FOR_MANY
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_two_statements_as_one_do_what_they_do_one_after_the_other(
+    filled: Shadow, connection: apsw.Connection, seed: int
+) -> None:
+    """Usage goes to the buckets and to the sum of each window, as far as its owner has windows."""
+    pair = STATEMENTS["bucket_add"], STATEMENTS["window_add"]
+    batch, generator = batch_of(pair), random.Random(seed)
+    assert batch is not None
+    dim = filled.run("SELECT dim FROM usage_windows ORDER BY owner LIMIT 1")[0][0]
+    found = sorted({row[0] for row in filled.run("SELECT owner FROM usage_windows WHERE dim = $1", (dim,))})
+    owners = ["without a window", *found[: generator.randint(1, 3)]]
+    now = generator.choice([1_000.25, 86_400.0])
+    rows = [(owner, dim, generator.randint(1, 3), generator.randint(0, 1), now, 288) for owner in owners]
+    (text, values) = command_for(batch, rows) or ("", [])
+    one_by_one: list[Command] = [(postgres_text(statement), row) for statement in pair for row in rows]
+    for table in ("usage_buckets", "usage_windows"):
+        read = tables(connection)[table]
+        apart, together = _written(filled, read, one_by_one), _written(filled, read, [(text, values)])
+        assert apart is not None
+        assert together is not None
+        assert same(read, apart, together), rows
+        assert apart != _written(filled, read, []), rows  # something was written
+
+
 def _written(filled: Shadow, read: Statement, commands: list[tuple[str, Sequence[Any]]]) -> list[Row] | None:
     """All rows of a table after some commands, which are undone; None if one failed."""
     filled.run("BEGIN")
@@ -258,7 +290,7 @@ def test_rows_with_the_same_key_and_difficult_texts() -> None:
     batch = BATCHED["entry_release"]
     assert command_for(batch, [("time", 1), (None, 1)]) is None
     command = command_for(batch, [('a"b\\c,{}', 1), (None, 2)])
-    assert command == (batch.text, ['{"a\\"b\\\\c,{}",NULL}', "{1,2}"])
+    assert command == (batch.text, ['{"a\\"b\\\\c,{}",NULL}', "{1, 2}"])
 
 
 def test_what_is_the_same_in_all_rows_is_sent_once_in_a_bounded_number_of_forms() -> None:
@@ -268,7 +300,7 @@ def test_what_is_the_same_in_all_rows_is_sent_once_in_a_bounded_number_of_forms(
     row = ("worker", "", 1.0, 1.0, 30.0, 31.0, 7, None, 0)
     text, values = command_for(batch, [(*row, number) for number in (1, 2)]) or ("", [])
     assert text.endswith(" spent = NULL WHERE sched_id = ANY ($10::bigint[])")  # and no join with rows of an array
-    assert values == [*row, "{1,2}"]
+    assert values == [*row, "{1, 2}"]
     tag = batch_of(STATEMENTS["entry_tag"])
     assert tag is not None
     assert (command_for(tag, [("red", 1)] * 3) or ("", []))[1] == ['{"red","red","red"}', 1]  # all three rows

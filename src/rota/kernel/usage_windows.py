@@ -101,8 +101,7 @@ def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float)
     They leave these windows no earlier than `share_window_s` from now.
     """
     parameters = [(owner, SHARE, used, runs, now, BUCKETS) for owner, used, runs in ended]
-    tx.run_many(sql.BUCKET_ADD, parameters)
-    tx.run_many(sql.WINDOW_ADD, parameters)
+    tx.run_many_of((sql.BUCKET_ADD, sql.WINDOW_ADD), parameters)
 
 
 def subtract(tx: Transaction, owner: str, dim: str, used_since: Callable[[float], int], now: float) -> None:

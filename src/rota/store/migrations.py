@@ -558,6 +558,9 @@ STEPS: dict[int, str] = {
     119: """
         SELECT 1; -- only PostgreSQL changes every index of a row with the row
     """,
+    120: """
+        SELECT 1; -- only PostgreSQL reads the text of a check for every statement
+    """,
 }
 # The same steps for PostgreSQL, from the version on that postgres_schema.py creates at once. Each later step of STEPS
 # has its twin here, in the types of PostgreSQL (bigint, double precision, text COLLATE "C").
@@ -628,6 +631,18 @@ POSTGRES_STEPS: dict[int, str] = {
             REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION rota_add_agent_entries();
         CREATE TRIGGER remove_agent_entries AFTER DELETE ON agent_schedule_queue
             REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION rota_remove_agent_entries();
+    """,
+    # The states and holds of entries as types of their own, in place of checks of the table: the server reads the texts
+    # of all checks anew for every statement that writes, and checks a type only where a column of it gets a value.
+    120: """
+        CREATE DOMAIN entry_state AS text COLLATE "C"
+            CHECK (VALUE IN ('queued', 'dispatched', 'completed', 'expired', 'cancelled'));
+        CREATE DOMAIN entry_hold AS text COLLATE "C" CHECK (VALUE IN ('time', 'after', 'backoff', 'worker'));
+        ALTER TABLE agent_schedule_queue
+            DROP CONSTRAINT agent_schedule_queue_state_check,
+            DROP CONSTRAINT agent_schedule_queue_hold_check,
+            ALTER COLUMN state TYPE entry_state,
+            ALTER COLUMN hold TYPE entry_hold;
     """,
 }
 

@@ -9,6 +9,8 @@ A parameter that is the same in all rows, such as the time or the worker of a cl
 statement has a form for each set of such parameters, up to `FORMS_MAX`. An update in which only the id of the row
 differs compares it with the array, without `unnest`: claims and ends of runs do, and take the server a tenth less time.
 
+Two statements that run for the same rows of parameters may have one text for both (`run_many_of`).
+
 One statement changes a row at most once. So rows of parameters that name the same key twice run one by one, and the
 last one counts, as it should (`Batch.keys`).
 """
@@ -18,13 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rota.store.postgres_schema import COLUMNS
 from rota.store.postgres_text import postgres_text
 from rota.store.protocol import Statement
-from rota.store.statements.budgets import BUCKET_ADD
+from rota.store.statements.budgets import BUCKET_ADD, WINDOW_ADD
 
 __all__ = [
     "BATCH_ROWS_MAX",
@@ -32,6 +33,7 @@ __all__ = [
     "FLUSH_ROWS_MIN",
     "FORMS_MAX",
     "Batch",
+    "Command",
     "batch_of",
     "command_for",
     "commands",
@@ -56,7 +58,11 @@ _ONE_ARRAY = re.compile(
     r"^(?P<head>UPDATE (?:(?!\bu\.p).)*) FROM unnest\((?P<array>\$\d+::[^,]*\[\])\) AS u\((?P<name>p\d+)\) "
     r"WHERE (?P<before>.*)\b(?P<column>\w+) = u\.(?P=name)\b(?P<after>.*)$"
 )
+_NUMBERS = ({int}, {float})  # types whose `repr` PostgreSQL reads
 _COMMA = re.compile(r", (?=\w+ = )")  # between two changes
+
+
+Command: TypeAlias = tuple[str, Sequence[Any]]  # a text and its parameters
 
 
 class Batch(NamedTuple):
@@ -65,31 +71,46 @@ class Batch(NamedTuple):
     text: str
     keys: tuple[int, ...]  # the parameters that together name a row, from 0; empty: rows may be equal
     types: tuple[str, ...]  # of the parameters; empty: there is no form with constants
-    forms: dict[frozenset[int], str]  # by the parameters that are constant, from 0
+    forms: dict[tuple[int, ...], str]  # by the parameters that are constant, from 0
 
 
-_WRITTEN = {
+_USAGE = ("text", "text", "bigint", "bigint", "double precision", "double precision")
+_ROWS = (
+    "unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::double precision[], $6::double precision[]) "
+    "AS u(p1, p2, p3, p4, p5, p6)"
+)
+_LEAVES_AT = "(trunc(u.p5 / (t.window_s / u.p6))::bigint + 1) * (t.window_s / u.p6) + t.window_s"
+_WRITTEN: dict[Statement | tuple[Statement, ...], Batch] = {
     BUCKET_ADD: Batch(
-        "INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "
-        "SELECT w.owner, w.dim, w.window_s, "
-        "(trunc(u.p5 / (w.window_s / u.p6))::bigint + 1) * (w.window_s / u.p6) + w.window_s, u.p3, u.p4 "
-        "FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::double precision[], "
-        "$6::double precision[]) AS u(p1, p2, p3, p4, p5, p6) "
-        "JOIN usage_windows w ON w.owner = u.p1 AND w.dim = u.p2 "
+        "INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "  # noqa: S608  # constants
+        f"SELECT t.owner, t.dim, t.window_s, {_LEAVES_AT}, u.p3, u.p4 "
+        f"FROM {_ROWS} JOIN usage_windows t ON t.owner = u.p1 AND t.dim = u.p2 "
         "ON CONFLICT (owner, dim, window_s, leaves_at) "
         "DO UPDATE SET amount = b.amount + excluded.amount, ended = b.ended + excluded.ended",
         (0, 1),
-        ("text", "text", "bigint", "bigint", "double precision", "double precision"),
+        _USAGE,
         {},
-    )
+    ),
+    (BUCKET_ADD, WINDOW_ADD): Batch(
+        "WITH w AS (UPDATE usage_windows AS t SET used = t.used + u.p3, ended = t.ended + u.p4, "  # noqa: S608  # as above
+        f"edge_at = coalesce(t.edge_at, {_LEAVES_AT}) FROM {_ROWS} WHERE t.owner = u.p1 AND t.dim = u.p2 "
+        f"RETURNING t.owner, t.dim, t.window_s, {_LEAVES_AT} AS leaves_at, u.p3 AS amount, u.p4 AS ended) "
+        "INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "
+        "SELECT owner, dim, window_s, leaves_at, amount, ended FROM w "
+        "ON CONFLICT (owner, dim, window_s, leaves_at) "
+        "DO UPDATE SET amount = b.amount + excluded.amount, ended = b.ended + excluded.ended",
+        (0, 1),
+        _USAGE,
+        {},
+    ),
 }
 
 
 @cache
-def batch_of(statement: Statement) -> Batch | None:
-    """Return the text for many rows of parameters; None if none can be derived."""
-    if statement in _WRITTEN:
-        return _WRITTEN[statement]
+def batch_of(statement: Statement | tuple[Statement, ...]) -> Batch | None:
+    """Return the text for many rows of parameters, of one statement or of several; None if there is none."""
+    if statement in _WRITTEN or isinstance(statement, tuple):
+        return _WRITTEN.get(statement)
     text = postgres_text(statement)
     if text.startswith('INSERT INTO "'):  # as copies do; no name of the schema needs quotes
         text = text.replace('"', "")
@@ -165,45 +186,53 @@ def _named(text: str) -> str:
     return _PARAMETER.sub(r"u.p\1", text)
 
 
-def commands(statement: Statement, rows: Collection[Sequence[Any]]) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield what runs a statement for all rows: a command for many of them where that is possible, else for each."""
+def commands(statement: Statement, rows: Sequence[Sequence[Any]]) -> list[Command]:
+    """Return what runs a statement for all rows: a command for many of them where that is possible, else for each."""
     batch = batch_of(statement) if len(rows) >= BATCH_ROWS_MIN else None
     if batch is None:
         text = postgres_text(statement)
-        yield from ((text, row) for row in rows)
-        return
-    all_rows = list(rows)
-    for first in range(0, len(all_rows), BATCH_ROWS_MAX):
-        some = all_rows[first : first + BATCH_ROWS_MAX]
+        return [(text, row) for row in rows]
+    found: list[Command] = []
+    for first in range(0, len(rows), BATCH_ROWS_MAX):
+        some = rows[first : first + BATCH_ROWS_MAX]
         command = command_for(batch, some) if len(some) >= BATCH_ROWS_MIN else None
-        if command is not None:
-            yield command
-        else:
-            yield from ((postgres_text(statement), row) for row in some)
+        found += [command] if command is not None else [(postgres_text(statement), row) for row in some]
+    return found
 
 
-def command_for(batch: Batch, rows: Sequence[Sequence[Any]]) -> tuple[str, Sequence[Any]] | None:
+def command_for(batch: Batch, rows: Sequence[Sequence[Any]]) -> Command | None:
     """Return the text and the parameters that run a batch for these rows; None if two of them have the same key."""
-    if batch.keys and len(set(map(itemgetter(*batch.keys), rows))) < len(rows):
-        return None
-    columns = list(zip(*rows, strict=True))
-    constants = frozenset(place for place, values in enumerate(columns) if values.count(values[0]) == len(values))
+    columns, count = list(zip(*rows, strict=True)), len(rows)
+    if batch.keys:
+        key, *more = batch.keys
+        names = zip(*(columns[place] for place in batch.keys), strict=True) if more else columns[key]
+        if len(set(names)) < count:
+            return None
+    constants: list[int] = []
+    values: list[Any] = []
+    for place, column in enumerate(columns):
+        value = column[0]
+        if column.count(value) == count:
+            constants.append(place)
+            values.append(value)
+        else:
+            values.append(_array(column))
     if len(constants) == len(columns):
-        constants -= {0}  # one array tells how many rows there are
-    text = _form(batch, constants) if constants and batch.types else None
-    if text is None:
-        return batch.text, [_array(values) for values in columns]
-    return text, [values[0] if place in constants else _array(values) for place, values in enumerate(columns)]
+        constants.remove(0)  # one array tells how many rows there are
+        values[0] = _array(columns[0])
+    text = _form(batch, tuple(constants)) if constants and batch.types else None
+    return (text, values) if text is not None else (batch.text, [_array(column) for column in columns])
 
 
-def _form(batch: Batch, constants: frozenset[int]) -> str | None:
+def _form(batch: Batch, constants: tuple[int, ...]) -> str | None:
     """Return the text with some parameters that are the same in all rows; None if there are too many forms."""
-    if constants not in batch.forms and len(batch.forms) < FORMS_MAX:
+    text = batch.forms.get(constants)
+    if text is None and len(batch.forms) < FORMS_MAX:
         text = batch.text.replace(_unnest(batch.types), _unnest(batch.types, constants))
         for place in constants:
             text = re.sub(rf"\bu\.p{place + 1}\b", f"${place + 1}::{batch.types[place]}", text)
-        batch.forms[constants] = _without_join(text)
-    return batch.forms.get(constants)
+        text = batch.forms[constants] = _without_join(text)
+    return text
 
 
 def _without_join(text: str) -> str:
@@ -212,11 +241,8 @@ def _without_join(text: str) -> str:
 
 
 def _array(values: Sequence[Any]) -> str:
-    kinds = set(map(type, values))
-    if kinds == {int}:
-        return f"{{{','.join(map(str, values))}}}"
-    if kinds == {float}:
-        return f"{{{','.join(map(repr, values))}}}"
+    if set(map(type, values)) in _NUMBERS:
+        return f"{{{repr(list(values))[1:-1]}}}"
     return f"{{{','.join(_elements(values))}}}"
 
 

@@ -202,7 +202,7 @@ class _BoolAsInt(Loader):
     format = Format.BINARY
 
     def load(self, data: Any) -> int:
-        return int(bytes(data)[0])
+        return data[0]  # type: ignore[no-any-return]  # bytes, or a view of them
 
 
 class _NumericAsNumber(NumericBinaryLoader):

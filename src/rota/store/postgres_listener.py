@@ -29,7 +29,10 @@ __all__ = ["POLL_S", "NewsListener"]
 
 INBOX = "inbox"  # what the schema's function `enqueue` notifies with
 POLL_S = 1.0  # how late a lost notification, or a server that is back, is noticed
-_ASK = "SELECT last_value, (SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_id LIMIT 1) FROM news"
+_ASK = (
+    "SELECT coalesce(pg_sequence_last_value('news'::regclass), 0), "
+    "(SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_id LIMIT 1)"
+)
 
 
 class NewsListener:

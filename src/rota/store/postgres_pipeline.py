@@ -16,6 +16,7 @@ from __future__ import annotations
 import select
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -28,6 +29,7 @@ from rota.store.protocol import Row
 __all__ = ["Pipeline"]
 
 UNREAD_MAX = 400  # results that may wait in the buffers of the sockets: if these fill up, both sides wait for ever
+FLOATS_CACHED_MAX = 64  # a turn sends its time many times, and the shortest text of a float takes a while to find
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _ROWS, _DONE, _SKIPPED = ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.PIPELINE_ABORTED
 _SENT, _SYNCED = None, ""
@@ -101,7 +103,9 @@ class Pipeline:
         self._link.pipeline_sync()
         self._read()
         found, self._found = self._found, []
-        self._result()  # of the sync
+        if self._link.is_busy():
+            self._wait()
+        self._link.get_result()  # of the sync
         self._entered = False
         problem, self._problem = self._problem, None
         if problem is not None:
@@ -111,15 +115,22 @@ class Pipeline:
     def _read(self) -> None:
         """Read all results that are owed; keep the rows of the statements since the last sync."""
         self.trips += 1
-        while self._owed:
-            kind = self._owed.popleft()
-            result = self._result()
+        link, owed = self._link, self._owed
+        if link.flush():
+            self._flush()
+        while owed:
+            kind = owed.popleft()
+            if link.is_busy():
+                self._wait()
+            result: Any = link.get_result()
             if kind is _SYNCED:
                 self._found, self._problem = [], None
                 continue
-            self._result()  # each statement's results end with None
+            if link.is_busy():
+                self._wait()
+            link.get_result()  # each statement's results end with None
             if kind is _SENT:
-                self._found.append(self._load(result))
+                self._found.append([] if result.status == _DONE else self._load(result))
             elif result.status != _DONE:
                 del self._names[kind]
                 self._load(result)
@@ -129,19 +140,16 @@ class Pipeline:
         if status == _ROWS:
             self._transformer.set_pgresult(result)
             return self._transformer.load_rows(0, result.ntuples, tuple)
-        if status not in (_DONE, _SKIPPED) and self._problem is None:
+        if status != _SKIPPED and self._problem is None:
             self._problem = psycopg.errors.error_from_result(result)
         return []
 
-    def _result(self) -> Any:
+    def _wait(self) -> None:
         """Wait for the next result without keeping other threads from running."""
         link = self._link
-        if link.flush():
-            self._flush()
         while link.is_busy():
             self._poll.poll()
             link.consume_input()
-        return link.get_result()
 
     def _flush(self) -> None:
         """Send the rest of a full buffer, and read meanwhile: else the server may wait for this side."""
@@ -175,5 +183,10 @@ def encode(value: Any) -> bytes | None:
             raise InvalidInput(f"a value cannot be stored: {value} has more than 64 bits")
         return b"%d" % value
     if isinstance(value, float):
-        return repr(float(value)).encode()
+        return _float_text(float(value))
     raise InvalidInput(f"a value cannot be stored: {type(value).__name__}")
+
+
+@lru_cache(FLOATS_CACHED_MAX)
+def _float_text(value: float) -> bytes:
+    return repr(value).encode()

@@ -16,7 +16,7 @@ import psycopg
 
 from rota.errors import StoreError
 from rota.store.engine import TransactionLost
-from rota.store.postgres_batches import FLUSH_ROWS_MIN, commands
+from rota.store.postgres_batches import BATCH_ROWS_MAX, FLUSH_ROWS_MIN, Command, batch_of, command_for, commands
 from rota.store.postgres_connection import statement_error
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_text import gives_id, postgres_text
@@ -190,19 +190,33 @@ class PostgresTransaction:
         else:
             self._queue(statement, parameters)
 
-    def _queue(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
+    def run_many_of(self, statements: tuple[Statement, ...], parameters: Sequence[Sequence[Any]]) -> None:
+        """Queue several statements for the same rows of parameters: as one, if there is a text for all of them."""
+        batch = batch_of(statements) if 0 < len(parameters) <= BATCH_ROWS_MAX else None
+        command = None if batch is None else command_for(batch, parameters)
+        if command is None:
+            for statement in statements:
+                self.run_many(statement, parameters)
+        else:
+            is_everyday = all(statement.everyday for statement in statements)
+            self._send([command], len(parameters), moves_ids=False, is_everyday=is_everyday)
+
+    def _queue(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> None:
         prepared = _prepared.get(statement) or _prepare(statement)
+        found = commands(statement, parameters)
+        self._send(found, len(parameters), moves_ids=prepared.moves_ids, is_everyday=prepared.is_everyday)
+
+    def _send(self, found: Sequence[Command], count: int, *, moves_ids: bool, is_everyday: bool) -> None:
+        """Queue commands that write so many rows of the same tables."""
         turn = self._turn
-        if turn is not None:
+        if turn is not None and found:
             if turn.is_pending:
                 turn.take_turn()
-            turn.changing(
-                prepared.text, len(parameters), moves_ids=prepared.moves_ids, is_everyday=prepared.is_everyday
-            )
+            turn.changing(found[0][0], count, moves_ids=moves_ids, is_everyday=is_everyday)
         try:
-            for text, values in commands(statement, parameters):
+            for text, values in found:
                 self._pipeline.send(text, values)
-            if len(parameters) >= FLUSH_ROWS_MIN:
+            if count >= FLUSH_ROWS_MIN:
                 self._pipeline.begin()
         except psycopg.Error as problem:
             raise self._failed(problem) from problem
