@@ -276,7 +276,7 @@ class Script:
 
 
 def test_durations_keep_their_length_and_dates_follow_the_wall_clock(rounds: Rounds, tmp_path: Path) -> None:
-    for seed in rounds(8):
+    for seed in rounds(5):
         script = Script(seed, tmp_path / f"{seed}.db")
         try:
             script.run()

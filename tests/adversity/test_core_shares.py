@@ -22,8 +22,8 @@ def random_mix(seed: int) -> tuple[int, list[Hog], dict[str, float]]:
     return cores, hogs, {name: weight for name, weight in groups.items() if any(hog.group == name for hog in hogs)}
 
 
-_AT_AN_EDGE = (345, 1515, 2915, 3552, 7344, 7546, 7699)
-_IN_SOAK = (402, 527, 2499, 2629, 2999, 3033, 5252, 7095, 7698, 7924)
+_AT_AN_EDGE = (1515, 3552, 7344, 7699)
+_IN_SOAK = (345, 402, 527, 2499, 2629, 2915, 2999, 3033, 5252, 7095, 7546, 7698, 7924)
 
 
 @pytest.mark.parametrize("seed", [*_AT_AN_EDGE, *(pytest.param(seed, marks=pytest.mark.soak) for seed in _IN_SOAK)])
@@ -40,7 +40,7 @@ def test_a_core_compares_itself_with_every_other_one_in_the_end() -> None:
 
 
 def test_random_mixes_stay_within_two_percent_of_their_shares(rounds: Rounds) -> None:
-    for seed in rounds(3):
+    for seed in rounds(2):
         cores, hogs, groups = random_mix(seed)
         try:
             check_shares(cores, hogs, groups)
@@ -49,7 +49,7 @@ def test_random_mixes_stay_within_two_percent_of_their_shares(rounds: Rounds) ->
 
 
 def test_hogs_of_two_sets_of_cores_stay_within_two_percent_of_their_shares(rounds: Rounds) -> None:
-    for seed in rounds(3):
+    for seed in rounds(2):
         rng = random.Random(seed)
         cores = rng.choice([4, 6, 8])
         cut = rng.randint(1, cores - 1)
@@ -64,7 +64,7 @@ def test_hogs_of_two_sets_of_cores_stay_within_two_percent_of_their_shares(round
 def test_no_hog_is_robbed_by_threads_that_wake_each_other(rounds: Rounds) -> None:
     orders: tuple[Order, ...] = ("wake first", "block first")
     groups: tuple[Groups, ...] = ("none", "one", "one each")
-    for seed in rounds(2):
+    for seed in rounds(1):
         rng = random.Random(seed)
         cores, hogs, rings = rng.randint(2, 8), rng.randint(1, 12), rng.randint(1, 10)
         work_us, size = rng.choice([50, 300, 1_000, 2_900, 5_000]), rng.choice([2, 3, 5, 10])

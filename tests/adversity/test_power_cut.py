@@ -130,7 +130,7 @@ def _short_log_and_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_power_cut_loses_no_commit_that_had_returned(tmp_path: Path, rounds: Rounds) -> None:
-    for seed in rounds(3):
+    for seed in rounds(2):
         folder = tmp_path / str(seed)
         folder.mkdir()
         recorded = RecordedLife(seed, folder, "full")
