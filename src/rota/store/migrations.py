@@ -633,7 +633,7 @@ POSTGRES_STEPS: dict[int, str] = {
             REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION rota_remove_agent_entries();
     """,
     # The states and holds of entries as types of their own, in place of checks of the table: the server reads the texts
-    # of all checks anew for every statement that writes, and checks a type only where a column of it gets a value.
+    # of all checks for every statement that writes, and checks a type only where a column of it gets a value.
     120: """
         CREATE DOMAIN entry_state AS text COLLATE "C"
             CHECK (VALUE IN ('queued', 'dispatched', 'completed', 'expired', 'cancelled'));
