@@ -73,9 +73,9 @@ _TURN = f"""SELECT coalesce(pg_sequence_last_value('news'::regclass), 0), {_FACT
     coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0),
     (SELECT value FROM kernel_meta WHERE key = 'schema_version'),
+    (SELECT value FROM kernel_meta WHERE key = 'clock_offset'),
     extract(epoch FROM clock_timestamp())::double precision,
     {_INBOX}"""  # noqa: S608  # a constant
-_CLOCK_OFFSET = "clock_offset"
 _SINCE = f"{_FACTS} <> $%d::bigint OR {_INBOX}"  # others have changed some
 _SETTINGS = f"SELECT key, value FROM kernel_meta WHERE key = ANY ($1::text[]) AND ({_SINCE % 2})"  # noqa: S608  # as above
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
@@ -135,8 +135,7 @@ class PostgresEngine:
         self.also_foretold: list[tuple[Statement, Row]] = []  # by this transaction itself
         self.is_pending = False  # the turn is asked for, and the answer not read
         self._foretold: dict[tuple[Statement, Row], str] = {}  # what is read so, and the text for it
-        self._settings: dict[str, None] = {_CLOCK_OFFSET: None}  # the settings that are read so
-        self._clock_offset: str | None = None  # as it was read last
+        self._settings: dict[str, None] = {}  # the settings that are read so
         self._clock = clock  # it is set by the time of the server, in every turn
         self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
         self._pipeline: Pipeline | None = None
@@ -331,7 +330,7 @@ class PostgresEngine:
         self.is_pending = False
         asked_at = SystemClock.monotonic()
         _, _, (turn,), *found = pipeline.collect()
-        news, facts, event_id, sched_id, version, time_s, inbox = turn
+        news, facts, event_id, sched_id, version, clock_offset, time_s, inbox = turn
         if version != str(LATEST):
             text = f"schema_version is {version} now; this process writes {LATEST}"
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
@@ -354,12 +353,11 @@ class PostgresEngine:
             values: dict[str, Any] = dict(settings)
             for key in self._settings:
                 self.foretold[META_GET, (key,)] = [(values[key],)] if key in values else []
-            self._clock_offset = values.get(_CLOCK_OFFSET)
         self._reads_facts = changed  # most likely as in this turn
         for read, rows in zip(self.also_foretold, also, strict=True):
             self.foretold[read] = rows
         if self._clock is not None:
-            while not self._clock.set_by(asked_at, time_s, self._clock_offset):
+            while not self._clock.set_by(asked_at, time_s, clock_offset):
                 asked_at = SystemClock.monotonic()
                 ((time_s,),) = pipeline.rows(_TIME)
 

@@ -183,7 +183,7 @@ def encode(value: Any) -> bytes | None:
             raise InvalidInput(f"a value cannot be stored: {value} has more than 64 bits")
         return b"%d" % value
     if isinstance(value, float):
-        return _float_text(float(value))
+        return _float_text(float(value)) if value else b"0"  # -0.0 has the place of 0.0 in the cache
     raise InvalidInput(f"a value cannot be stored: {type(value).__name__}")
 
 
