@@ -74,17 +74,20 @@ class Batch(NamedTuple):
     forms: dict[tuple[int, ...], str]  # by the parameters that are constant, from 0
 
 
+def _unnest(types: Sequence[str], constants: Collection[int] = ()) -> str:
+    """Return the parameters as rows: `u.p1` is the first one."""
+    places = [(place, kind) for place, kind in enumerate(types, 1) if place - 1 not in constants]
+    given = ", ".join(f"${place}::{kind}[]" for place, kind in places)
+    return f"unnest({given}) AS u({', '.join(f'p{place}' for place, _ in places)})"
+
+
 _USAGE = ("text", "text", "bigint", "bigint", "double precision", "double precision")
-_ROWS = (
-    "unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::double precision[], $6::double precision[]) "
-    "AS u(p1, p2, p3, p4, p5, p6)"
-)
 _LEAVES_AT = "(trunc(u.p5 / (t.window_s / u.p6))::bigint + 1) * (t.window_s / u.p6) + t.window_s"
 _WRITTEN: dict[Statement | tuple[Statement, ...], Batch] = {
     BUCKET_ADD: Batch(
         "INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "  # noqa: S608  # constants
         f"SELECT t.owner, t.dim, t.window_s, {_LEAVES_AT}, u.p3, u.p4 "
-        f"FROM {_ROWS} JOIN usage_windows t ON t.owner = u.p1 AND t.dim = u.p2 "
+        f"FROM {_unnest(_USAGE)} JOIN usage_windows t ON t.owner = u.p1 AND t.dim = u.p2 "
         "ON CONFLICT (owner, dim, window_s, leaves_at) "
         "DO UPDATE SET amount = b.amount + excluded.amount, ended = b.ended + excluded.ended",
         (0, 1),
@@ -93,7 +96,7 @@ _WRITTEN: dict[Statement | tuple[Statement, ...], Batch] = {
     ),
     (BUCKET_ADD, WINDOW_ADD): Batch(
         "WITH w AS (UPDATE usage_windows AS t SET used = t.used + u.p3, ended = t.ended + u.p4, "  # noqa: S608  # as above
-        f"edge_at = coalesce(t.edge_at, {_LEAVES_AT}) FROM {_ROWS} WHERE t.owner = u.p1 AND t.dim = u.p2 "
+        f"edge_at = coalesce(t.edge_at, {_LEAVES_AT}) FROM {_unnest(_USAGE)} WHERE t.owner = u.p1 AND t.dim = u.p2 "
         f"RETURNING t.owner, t.dim, t.window_s, {_LEAVES_AT} AS leaves_at, u.p3 AS amount, u.p4 AS ended) "
         "INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "
         "SELECT owner, dim, window_s, leaves_at, amount, ended FROM w "
@@ -173,13 +176,6 @@ def _types(table: str, places: dict[str, str]) -> tuple[str, ...] | None:
     if not count or sorted(map(int, places)) != list(range(1, count + 1)) or not set(places.values()) <= types.keys():
         return None
     return tuple(types[places[str(place)]] for place in range(1, count + 1))
-
-
-def _unnest(types: Sequence[str], constants: Collection[int] = ()) -> str:
-    """Return the parameters as rows: `u.p1` is the first one."""
-    places = [(place, kind) for place, kind in enumerate(types, 1) if place - 1 not in constants]
-    given = ", ".join(f"${place}::{kind}[]" for place, kind in places)
-    return f"unnest({given}) AS u({', '.join(f'p{place}' for place, _ in places)})"
 
 
 def _named(text: str) -> str:

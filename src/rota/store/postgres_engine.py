@@ -60,7 +60,7 @@ from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.statements.file import META_GET, META_SET
 from rota.store.statements.journal import EVENT_APPEND
 
-__all__ = ["FLUSH", "Durability", "PostgresEngine", "channel", "turn_key"]
+__all__ = ["FLUSH", "LAST_NEWS", "Durability", "PostgresEngine", "channel", "turn_key"]
 
 Durability = Literal["full", "normal"]
 _WORD = re.compile(r"\w+")
@@ -68,8 +68,9 @@ ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
 _BEGIN = "BEGIN"
 _LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
 _INBOX = "(SELECT true FROM enqueue_inbox ORDER BY inbox_id LIMIT 1) IS NOT NULL"  # a program has enqueued
-_FACTS = "coalesce(pg_sequence_last_value('facts'::regclass), 0)"  # the last number that was taken
-_TURN = f"""SELECT coalesce(pg_sequence_last_value('news'::regclass), 0), {_FACTS},
+LAST_NEWS = "coalesce(pg_sequence_last_value('news'::regclass), 0)"  # the last number that was taken
+_FACTS = "coalesce(pg_sequence_last_value('facts'::regclass), 0)"
+_TURN = f"""SELECT {LAST_NEWS}, {_FACTS},
     coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0),
     (SELECT value FROM kernel_meta WHERE key = 'schema_version'),

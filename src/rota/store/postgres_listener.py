@@ -23,16 +23,13 @@ import psycopg
 from rota.errors import RotaError
 from rota.fault_log import FaultLog
 from rota.store.postgres_connection import PostgresAddress, connect
-from rota.store.postgres_engine import channel, turn_key
+from rota.store.postgres_engine import LAST_NEWS, channel, turn_key
 
 __all__ = ["POLL_S", "NewsListener"]
 
 INBOX = "inbox"  # what the schema's function `enqueue` notifies with
 POLL_S = 1.0  # how late a lost notification, or a server that is back, is noticed
-_ASK = (
-    "SELECT coalesce(pg_sequence_last_value('news'::regclass), 0), "
-    "(SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_id LIMIT 1)"
-)
+_ASK = f"SELECT {LAST_NEWS}, (SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_id LIMIT 1)"  # noqa: S608  # a constant
 
 
 class NewsListener:

@@ -103,8 +103,7 @@ class Pipeline:
         self._link.pipeline_sync()
         self._read()
         found, self._found = self._found, []
-        if self._link.is_busy():
-            self._wait()
+        self._wait()
         self._link.get_result()  # of the sync
         self._entered = False
         problem, self._problem = self._problem, None
