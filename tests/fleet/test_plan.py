@@ -199,6 +199,38 @@ def test_cpu_settings_are_listed_with_what_they_amount_to_here(harness: FleetHar
     assert planned(harness, A).cpu == []
 
 
+def test_cores_and_leases_that_this_machine_cannot_give_are_listed_as_refused(harness: FleetHarness) -> None:
+    usable = allowed_cores()
+    project = f"[projects.p]\ncpu = {{cores = '{core_list({*usable, 4000})}'}}\n"
+    agent = A.replace("budget", "project = 'p'\ncpu = {cores = '4000-4001', lease = 1}\nbudget")
+    plan = planned(harness, project + agent)
+    here = f"it can use cores {core_list(usable)} here"
+    kept, *refused = [(row.owner, row.setting, row.value, row.state, row.how) for row in plan.cpu]
+    assert kept[:3] == ("project p", "cores", core_list(usable))
+    assert kept[3] in {"enforced", "cooperative"}
+    assert refused == [
+        ("project p", "cores", "4000", "refused", here),
+        ("agent a", "cores", "4000-4001", "refused", here),
+        ("agent a", "lease", "1", "refused", "1 asked, and it can use 0 of the cores here"),
+    ]
+    assert [text.split(":")[0] for text in plan.warnings] == [
+        "projects.p.cpu.cores",
+        "agents.a.cpu.cores",
+        "agents.a.cpu.lease",
+    ]
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="a project and an agent with different cores")
+def test_an_agent_whose_cores_its_project_does_not_allow_is_a_warning(harness: FleetHarness) -> None:
+    first, second = sorted(allowed_cores())[:2]
+    project = f"[projects.p]\ncpu = {{cores = '{first}'}}\n"
+    agent = A.replace("budget", f"project = 'p'\ncpu = {{cores = '{second}'}}\nbudget")
+    plan = planned(harness, project + agent)
+    assert plan.cpu[-1].state == "refused"
+    assert plan.cpu[-1].how == f"it can use cores {first} here"
+    assert plan.warnings == [f"agents.a.cpu.cores: its project allows cores {first} only, so its runs will fail"]
+
+
 def test_next_firings_and_limits_are_listed(harness: FleetHarness) -> None:
     more = '[limits.api]\ntokens_per_minute = 5\n[agents.x]\ncommand = "ls"\ndraws_on = ["api"]\n'
     plan = planned(harness, more + BUDGETED)

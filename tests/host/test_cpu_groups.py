@@ -33,6 +33,7 @@ needs_groups = pytest.mark.skipif(
     reason="no control groups for CPU time: none can be made here",
 )
 LIMITS = GroupLimits(cores=frozenset({CORE}))
+FOUR = frozenset(range(4))
 Support = dict[Feature, FeatureSupport]
 
 
@@ -142,14 +143,57 @@ def test_what_a_setting_amounts_to_depends_on_the_machine_and_on_where_it_runs()
     some: Support = {feature: FeatureSupport(feature, 2) for feature in FEATURES}
 
     def states(support: Support, where: Where, granted: tuple[str, ...] = ("batch",)) -> list[str]:
-        return [each.state for each in cpu_states(cpu, support, where, granted=granted)]
+        return [each.state for each in cpu_states(cpu, support, where, usable=FOUR, granted=granted)]
 
     assert states(some, "program") == ["enforced"] * 5 + ["refused"]
     assert states(some, "program", ("batch", "fifo")) == ["enforced"] * 6
     assert states(none, "program") == ["cooperative"] * 4 + ["enforced", "refused"]
     assert states(none, "process") == ["refused"] * 4 + ["enforced", "refused"]
     assert states(some, "thread") == ["refused"] * 6
-    assert str(cpu_states(cpu, some)[0]) == "cpu weight = 3 is enforced: by control groups, version 2"
+    assert str(cpu_states(cpu, some, usable=FOUR)[0]) == "cpu weight = 3 is enforced: by control groups, version 2"
+
+
+ENFORCED = ("enforced", "by control groups, version 2")
+CORE_STATES = [
+    ("0-3", None, [("0-3", *ENFORCED)]),
+    ("2-9", None, [("2-3", *ENFORCED), ("4-9", "refused", "it can use cores 0-3 here")]),
+    ("7", None, [("7", "refused", "it can use cores 0-3 here")]),
+    ("0-3", {1, 2}, [("1-2", *ENFORCED), ("0,3", "refused", "it can use cores 1-2 here")]),
+    ("0", {1, 9}, [("0", "refused", "it can use cores 1 here")]),
+    ("0", {9}, [("0", "refused", "it can use no core here")]),
+]
+
+
+@pytest.mark.parametrize("where", ["program", "process"])
+@pytest.mark.parametrize(("cores", "within", "expected"), CORE_STATES)
+def test_cores_that_cannot_be_used_are_refused_and_the_others_are_kept(
+    where: Where, cores: str, within: set[int] | None, expected: list[tuple[str, str, str]]
+) -> None:
+    """On a machine with four cores, for a project, or for an agent whose project allows the cores `within`."""
+    support: Support = {feature: FeatureSupport(feature, 2) for feature in FEATURES}
+    allowed = None if within is None else frozenset(within)
+    states = cpu_states(CpuSettings(cores=cores), support, where, usable=FOUR, within=allowed)
+    assert [(each.value, each.state, each.how) for each in states] == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "within", "why"),
+    [
+        (CpuSettings(lease=3), None, ""),
+        (CpuSettings(lease=4), None, "4 of 4 cores: one stays for everything else"),
+        (CpuSettings(lease=1, cores="3"), None, ""),
+        (CpuSettings(lease=2, cores="3-9"), None, "2 asked, and it can use 1 of the cores here"),
+        (CpuSettings(lease=2, cores="1-3"), {0, 1}, "2 asked, and it can use 1 of the cores here"),
+        (CpuSettings(lease=2), {0, 1}, ""),
+    ],
+)
+def test_a_lease_that_no_order_of_runs_can_grant_is_refused(
+    cpu: CpuSettings, within: set[int] | None, why: str
+) -> None:
+    support: Support = {feature: FeatureSupport(feature, 2) for feature in FEATURES}
+    allowed = None if within is None else frozenset(within)
+    states = {each.setting: each for each in cpu_states(cpu, support, usable=FOUR, within=allowed)}
+    assert (states["lease"].state, states["lease"].how) == (("refused", why) if why else ENFORCED)
 
 
 def test_a_quota_by_signals_is_shared_by_sessions_and_holds_their_children() -> None:

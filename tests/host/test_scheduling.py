@@ -74,7 +74,7 @@ def test_cores_that_do_not_exist_are_reported(reaper: ReaperClient) -> None:
     with running(reaper, py(THREADS)) as (session, _pipe):
         (advisory,) = pin(session.pid, {core, 900})
         assert str(advisory) == (
-            f"cores ({core}, 900 requested) is not in force: the system does not allow the others; in force: {core}"
+            f"cores ({core},900 requested) is not in force: the system does not allow the others; in force: {core}"
         )
 
 

@@ -27,7 +27,8 @@ from tests.host.support import until
 from tests.runners import functions
 from tests.runners.recording import RecordingChannel, agent, assignment, shell
 
-CORE = max(allowed_cores())
+USABLE = allowed_cores()
+CORE = max(USABLE)
 SUPPORT = Cgroups().support
 needs_groups = pytest.mark.skipif(
     not all(SUPPORT[feature].works for feature in CPU_FEATURES),
@@ -35,10 +36,10 @@ needs_groups = pytest.mark.skipif(
 )
 
 
-def asked(project: dict[str, Any] | None = None, **fields: Any) -> RunCpu:
+def asked(project: dict[str, Any] | None = None, *, usable: frozenset[int] = USABLE, **fields: Any) -> RunCpu:
     settings = AgentSettings(argv=("x",), runner="command", cpu=CpuSettings(**fields) if fields else None)
     owner = None if project is None else Project(project_id="p", name="p", weight=2000, metadata={"cpu": project})
-    found = run_cpu(agent("a"), settings, owner)
+    found = run_cpu(agent("a"), settings, owner, usable)
     assert found is not None
     return found
 
@@ -50,14 +51,15 @@ def no_group_is_left() -> Iterator[None]:
 
 
 def test_an_agent_without_settings_has_none() -> None:
-    assert run_cpu(agent("a"), AgentSettings(), None) is None
-    assert run_cpu(agent("a"), AgentSettings(), Project(project_id="p", name="p")) is None
+    assert run_cpu(agent("a"), AgentSettings(), None, USABLE) is None
+    assert run_cpu(agent("a"), AgentSettings(), Project(project_id="p", name="p"), USABLE) is None
     with pytest.raises(FleetInvalid, match="weight must lie"):
         asked({"weight": 0})
 
 
 def test_settings_of_a_project_and_of_an_agent_are_levels_and_the_run_asks_for_both() -> None:
-    cpu = asked({"weight": 2, "cores": "0-3", "class": "batch"}, quota="20ms/100ms", cores="2-5")
+    project = {"weight": 2, "cores": "0-3", "class": "batch"}
+    cpu = asked(project, quota="20ms/100ms", cores="2-5", usable=frozenset(range(8)))
     assert [owner.key for owner in cpu.owners] == ["project:p", f"agent:{agent('a').pid}"]
     assert cpu.allowed == frozenset({2, 3})
     assert (cpu.own.class_, cpu.own.quota, cpu.own.weight) == ("batch", "20ms/100ms", None)
@@ -100,12 +102,56 @@ def test_without_groups_a_program_is_nice_and_says_what_is_only_cooperative(
     assert channel.enforced == ()
 
 
-def test_cores_that_are_not_there_are_refused_before_the_program_starts(
-    resources: RunnerResources, channel: RecordingChannel
+@pytest.mark.parametrize(
+    ("cpu", "named"),
+    [
+        (asked(cores="998-999"), "a names cores 998-999"),
+        (asked({"cores": "998"}), "p names cores 998"),
+        (asked({"cores": "998"}, cores="0-997"), "p names cores 998, a names cores 0-997"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["program", "process"])
+def test_cores_that_are_not_there_are_refused_before_the_run_starts(
+    resources: RunnerResources, channel: RecordingChannel, cpu: RunCpu, named: str, kind: str
 ) -> None:
-    outcome = CommandRunner(resources).run(assignment(shell("true"), cpu=asked(cores="98-99")), channel)
-    assert (outcome.exit_kind, outcome.outcome) == ("failed", "spawn_failed")
-    assert "cores 98, 99 cannot be used; usable cores:" in outcome.result["error"]
+    if kind == "program":
+        outcome = CommandRunner(resources).run(assignment(shell("true"), cpu=cpu), channel)
+    else:
+        runner = CallableRunner(resources, {"plain": functions.plain}, slots=1)
+        process = assignment(AgentSettings(isolation="process"), {"a": 1, "b": 2}, name="plain", cpu=cpu)
+        outcome = runner.run(process, channel)
+        runner.close()
+    assert outcome.exit_kind == "failed"
+    assert f"there is no core that it may use: {named}; usable cores: {core_list(USABLE)}" in outcome.result["error"]
+
+
+@pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False])
+def test_a_program_runs_on_those_of_its_cores_that_are_there_and_the_others_are_refused(
+    resources: RunnerResources, channel: RecordingChannel, use_groups: bool
+) -> None:
+    """Its project has a core that it does not name, and it names cores that this machine does not have."""
+    cpu = asked({"cores": core_list({*USABLE, 998})}, cores=f"{CORE},999")
+    outcome = CommandRunner(resources, use_groups=use_groups).run(assignment(shell("taskset -pc $$"), cpu=cpu), channel)
+    assert outcome.exit_kind == "completed"
+    assert channel.log_tail().rstrip().endswith(f": {CORE}")
+    refused = [text for text in channel.advisories if "refused" in text]
+    assert refused == [
+        f"p: cpu cores = 998 is refused: it can use cores {core_list(USABLE)} here",
+        f"a: cpu cores = 999 is refused: it can use cores {core_list(USABLE)} here",
+    ]
+    kept = [*channel.enforced, *(text for text in channel.advisories if text not in refused)]
+    how = "enforced" if use_groups else "cooperative"
+    assert [text.split(":")[1] for text in kept] == [
+        f" cpu cores = {core_list(USABLE)} is {how}",
+        f" cpu cores = {CORE} is {how}",
+    ]
+
+
+def test_a_lease_is_asked_out_of_the_cores_that_project_and_agent_share() -> None:
+    assert asked({"cores": "0-3"}, cores="2-5", lease=1).own.cores == "2-3"
+    assert asked({"cores": "0-3", "lease": 1}).own.cores == "0-3"
+    with pytest.raises(FleetInvalid, match="lease \\(2\\) is more than the cores that it may use \\(3\\)"):
+        asked({"cores": "0-3"}, cores="3-5", lease=2)
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="a lease needs two cores")

@@ -294,7 +294,8 @@ def _controls(part: str, found: Capabilities) -> Iterator[Finding]:
 def _cpu_settings(found: Capabilities) -> Iterator[tuple[Verdict, str, str]]:
     """What the `cpu` settings of agents and projects amount to here."""
     support = {each.feature: each for each in found.cgroups}
-    for each in cpu_states(CpuSettings(weight=1, quota="20ms/100ms", cores="0", lease=1), support):
+    settings = CpuSettings(weight=1, quota="20ms/100ms", cores=str(found.cores[-1]), lease=1)
+    for each in cpu_states(settings, support, usable=frozenset(found.cores)):
         verdict: Verdict = "good" if each.state == "enforced" else "note"
         yield verdict, f"cpu {each.setting}: {each.state}, {each.how}", ""
 

@@ -31,6 +31,7 @@ from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
 from rota.fleet.supervised_cores import SupervisedCores
 from rota.fleet.worktrees.supervised import SupervisedWorktrees
+from rota.host.thread_settings import usable_cores
 from rota.host.watchdog import Watchdog
 from rota.kernel.run_reports import RunReport
 from rota.model.checks import NOTE_CHARS_MAX
@@ -214,7 +215,7 @@ class ClaimedRuns:
             agent = self._api.agents.get(pid)
             settings = settings_of(agent)
             project = None if agent.project_id is None else self._api.projects.get(agent.project_id)
-            cached = agent, settings, run_cpu(agent, settings, project)
+            cached = agent, settings, run_cpu(agent, settings, project, usable_cores())
             with self._lock:
                 self._agents[pid] = cached
         return cached

@@ -336,6 +336,6 @@ class CpuDriver:
             signal=None if ended is None else ended.signal,
             ended_by=by,
             cores=core_list(frozenset(leased) or running.cpu.core_set or self.cores),
-            settings=tuple(cpu_states(running.cpu, self.support)),
+            settings=tuple(cpu_states(running.cpu, self.support, usable=self._confinement.usable)),
             advisories=(*running.advisories, *lost),
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from rota.errors import CommandInvalid
 from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
 from rota.host.cgroups import FeatureSupport
 from rota.host.confinement import Confinement
@@ -30,6 +31,7 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
     """What a run with `cpu` settings may use."""
 
     owners: tuple[CpuOwner, ...]  # its project and its agent, as far as they have settings
+    usable: frozenset[int]  # the cores of this machine
     own: CpuSettings  # what the run asks for: the agent's settings, else the project's
     leased: frozenset[int] | None = None  # the cores that it has for itself
     confinement: Confinement | None = None  # keeps everything else off them
@@ -70,9 +72,17 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def allowed(self) -> frozenset[int] | None:
-        """The cores that both its project and its agent allow; None: any."""
+        """The cores of this machine that both its project and its agent allow; None: any."""
         sets = [owner.cpu.core_set for owner in self.owners if owner.cpu.core_set is not None]
-        return frozenset.intersection(*sets) if sets else None
+        return self.usable.intersection(*sets) if sets else None
+
+    def check_cores(self) -> None:
+        """Raise CommandInvalid if there is no core that it may use."""
+        if self.allowed is None or self.allowed:
+            return
+        named = [f"{owner.label} names cores {owner.cpu.cores}" for owner in self.owners if owner.cpu.cores]
+        usable = f"usable cores: {core_list(self.usable)}"
+        raise CommandInvalid(f"there is no core that it may use: {', '.join(named)}; {usable}", field="cores")
 
     def signalled_quotas(self, support: Mapping[Feature, FeatureSupport]) -> dict[str, CpuQuota]:
         """Return the quotas that no group enforces, by their owners."""
@@ -85,9 +95,11 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
 
         A policy that the operating system refuses to a process is reported when that is tried.
         """
+        within = self.usable
         for owner in self.owners:
-            for state in cpu_states(owner.cpu, support, where):
+            for state in cpu_states(owner.cpu, support, where, usable=self.usable, within=within):
                 yield (f"{owner.label}: {state}" if len(self.owners) > 1 else str(state)), state.state
+            within &= owner.cpu.core_set or within
 
     def _weight(self) -> float:
         weight = 1.0
@@ -96,8 +108,10 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         return weight
 
 
-def run_cpu(agent: Agent, settings: AgentSettings | None, project: Project | None) -> RunCpu | None:
-    """Return what a run of an agent may use; None if neither it nor its project says anything."""
+def run_cpu(
+    agent: Agent, settings: AgentSettings | None, project: Project | None, usable: frozenset[int]
+) -> RunCpu | None:
+    """Return what a run of an agent may use of the usable cores; None if neither it nor its project says anything."""
     agents = None if settings is None else settings.cpu
     projects = None if project is None else read_cpu(project.metadata.get(CPU_KEY))
     if agents is None and projects is None:
@@ -109,16 +123,20 @@ def run_cpu(agent: Agent, settings: AgentSettings | None, project: Project | Non
         )
     if agents is not None:
         owners.append(CpuOwner(f"agent:{agent.pid}", agent.name, agents, agent.weight / WEIGHT_UNIT))
-    return RunCpu(owners=tuple(owners), own=_merged(agents or CpuSettings(), projects or CpuSettings()))
+    own = _merged(agents or CpuSettings(), projects or CpuSettings())
+    return RunCpu(owners=tuple(owners), usable=usable, own=own)
 
 
 def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:
     """What a run asks for: as the agent says, else as its project says, whose weight and quota are for all its runs."""
+    cores, lease = agents.cores or projects.cores, agents.lease or projects.lease
+    if lease and agents.core_set is not None and projects.core_set is not None:
+        cores = core_list(agents.core_set & projects.core_set) or cores
     return CpuSettings(
         weight=agents.weight,
         quota=agents.quota,
-        cores=agents.cores or projects.cores,
-        lease=agents.lease or projects.lease,
+        cores=cores,
+        lease=lease,
         class_=agents.class_ if agents.class_ != "normal" else projects.class_,
         realtime=agents.realtime or projects.realtime,
     )

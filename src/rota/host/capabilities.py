@@ -24,7 +24,7 @@ from rota.host.cgroups import Backend, Cgroups, FeatureSupport
 from rota.host.process_cpu import process_cpu_ns
 from rota.host.session import PIDFD_SIGNAL_PROCESS_GROUP
 from rota.host.syscalls import sched_getattr, supports_subreapers
-from rota.host.thread_settings import NICE_MAX, Scheduling, allowed_cores, set_scheduling, set_thread_name
+from rota.host.thread_settings import NICE_MAX, Scheduling, allowed_cores, set_scheduling, set_thread_name, usable_cores
 
 __all__ = ["Capabilities", "Capability", "Platform", "allowed_policies", "detect", "probe"]
 
@@ -72,18 +72,11 @@ def detect() -> Capabilities:
         system=platform.system(),
         kernel=platform.release(),
         machine=platform.machine(),
-        cores=_cores(),
+        cores=tuple(sorted(usable_cores())),
         offers=tuple(_try(name) for name in _ATTEMPTS),
         cgroup_backend=groups.backend,
         cgroups=tuple(groups.support.values()),
     )
-
-
-def _cores() -> tuple[int, ...]:
-    try:
-        return tuple(sorted(allowed_cores()))
-    except RotaError:
-        return tuple(range(os.cpu_count() or 1))
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +97,7 @@ def probe() -> Platform:
         return Platform(name=sys.platform)
     return Platform(
         name=sys.platform,
-        cpus=_cores(),
+        cpus=tuple(sorted(allowed_cores())),
         thread_names=_try("thread_names").works,
         nice=_try("nice_up").works,
         nice_below_zero=_try("nice").works,

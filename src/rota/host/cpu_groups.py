@@ -31,8 +31,8 @@ import msgspec
 
 from rota.host.cgroup_files import WEIGHT_MAX, WEIGHT_NORMAL, Feature, GroupLimits, Limit
 from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport
-from rota.host.thread_settings import NICE_MAX, NICE_MIN, Scheduling
-from rota.model.cpu import CpuSettings
+from rota.host.thread_settings import NICE_MAX, NICE_MIN, Scheduling, usable_cores
+from rota.model.cpu import CpuSettings, core_list
 
 __all__ = [
     "CPU_FEATURES",
@@ -44,6 +44,7 @@ __all__ = [
     "group_limits",
     "niceness",
     "run_scheduling",
+    "why_never_leased",
 ]
 
 CPU_FEATURES: tuple[Limit, ...] = ("weight", "quota", "cores")
@@ -64,14 +65,14 @@ class CpuOwner(NamedTuple):
     weight: float = 1.0  # if the settings name none
 
 
-def group_limits(cpu: CpuSettings, weight: float = 1.0) -> GroupLimits:
-    """Return the settings in the units of control groups."""
-    quota = cpu.budget
+def group_limits(cpu: CpuSettings, weight: float, within: frozenset[int]) -> GroupLimits:
+    """Return the settings in the units of control groups; of its cores those `within` the level above."""
+    quota, cores = cpu.budget, cpu.core_set
     return GroupLimits(
         weight=min(max(round((cpu.weight or weight) * WEIGHT_NORMAL), 1), WEIGHT_MAX),
         quota_us=None if quota is None else quota.budget_us,
         period_us=100_000 if quota is None else quota.period_us,
-        cores=cpu.core_set,
+        cores=None if cores is None else cores & within,
     )
 
 
@@ -123,23 +124,52 @@ def cpu_states(
     support: Mapping[Feature, FeatureSupport],
     where: Where = "program",
     *,
+    usable: frozenset[int],
+    within: frozenset[int] | None = None,
     granted: Collection[str] = ("batch", "slice", "fifo", "rr", "deadline"),
 ) -> list[CpuState]:
-    """Return what each setting amounts to. `granted` are the scheduling policies that this machine allows."""
-    given = {
-        name: f"{value:g}" if isinstance(value, float) else str(value)
-        for name, value in msgspec.to_builtins(cpu).items()
-    }
-    return [_state(name, value, support, where, granted) for name, value in given.items()]
+    """Return what each setting amounts to. Cores of which only some can be used are two entries.
+
+    `usable` are the cores of this machine, `within` those that the project of an agent allows, and `granted` the
+    scheduling policies that this machine allows.
+    """
+    choice = usable if within is None else usable & within
+    states: list[CpuState] = []
+    for name, given in msgspec.to_builtins(cpu).items():
+        value = f"{given:g}" if isinstance(given, float) else str(given)
+        if where == "thread":
+            how = "the function shares the supervisor's process; isolation = 'process'"
+            states.append(CpuState(name, value, "refused", how))
+        elif name in {"class", "realtime"}:
+            states.append(_state_of_policy(name, value, granted))
+        elif name == "cores":
+            states += _states_of_cores(cpu.core_set or choice, choice, support, where)
+        elif name == "lease" and (why := why_never_leased(cpu, usable, within)):
+            states.append(CpuState(name, value, "refused", why))
+        else:
+            states.append(_state(name, value, support, where))
+    return states
 
 
-def _state(
-    name: str, value: str, support: Mapping[Feature, FeatureSupport], where: Where, granted: Collection[str]
-) -> CpuState:
-    if where == "thread":
-        return CpuState(name, value, "refused", "the function shares the supervisor's process; isolation = 'process'")
-    if name in {"class", "realtime"}:
-        return _state_of_policy(name, value, granted)
+def _states_of_cores(
+    asked: frozenset[int], choice: frozenset[int], support: Mapping[Feature, FeatureSupport], where: Where
+) -> Iterator[CpuState]:
+    if asked & choice:
+        yield _state("cores", core_list(asked & choice), support, where)
+    if asked - choice:
+        how = f"it can use cores {core_list(choice)} here" if choice else "it can use no core here"
+        yield CpuState("cores", core_list(asked - choice), "refused", how)
+
+
+def why_never_leased(cpu: CpuSettings, usable: frozenset[int], within: frozenset[int] | None = None) -> str:
+    """Say why this machine can never grant a lease, whatever else runs on it; empty if it can."""
+    choice = usable.intersection(*(cores for cores in (within, cpu.core_set) if cores is not None))
+    if cpu.lease >= len(usable):
+        return f"{cpu.lease} of {len(usable)} cores: one stays for everything else"
+    return f"{cpu.lease} asked, and it can use {len(choice)} of the cores here" if cpu.lease > len(choice) else ""
+
+
+def _state(name: str, value: str, support: Mapping[Feature, FeatureSupport], where: Where) -> CpuState:
     feature: Feature = "cores" if name in {"cores", "lease"} else "quota" if name == "quota" else "weight"
     found = support[feature]
     if found.works:
@@ -172,6 +202,7 @@ class CpuGroups:
 
     def __init__(self, cgroups: Cgroups) -> None:
         self._cgroups = cgroups
+        self._usable = usable_cores()
         self._lock = threading.Lock()
         self._shared: dict[tuple[str, ...], _Shared] = {}  # by the keys from the top
         self._paths: dict[str, tuple[str, ...]] = {}  # of runs, by the name of their group
@@ -186,11 +217,12 @@ class CpuGroups:
         path = tuple(owner.key for owner in owners)
         with self._lock:
             parent: ControlGroup | None = None
-            depth = 0
+            depth, within = 0, self._usable
             try:
                 for owner in owners:
-                    parent = self._share(path[: depth + 1], owner, parent)
-                    depth += 1
+                    at_level = group_limits(owner.cpu, owner.weight, within)
+                    parent = self._share(path[: depth + 1], owner.label, at_level, parent)
+                    depth, within = depth + 1, at_level.cores or within
                 group = self._cgroups.create(limits, parent=parent, features=_FOR_A_RUN, label=label)
             except BaseException:
                 self._leave(path[:depth])
@@ -209,11 +241,12 @@ class CpuGroups:
         """Remove what could not be removed before."""
         self._cgroups.close()
 
-    def _share(self, path: tuple[str, ...], owner: CpuOwner, parent: ControlGroup | None) -> ControlGroup:
-        limits = group_limits(owner.cpu, owner.weight)
+    def _share(
+        self, path: tuple[str, ...], label: str, limits: GroupLimits, parent: ControlGroup | None
+    ) -> ControlGroup:
         shared = self._shared.get(path)
         if shared is None:
-            group = self._cgroups.create(limits, parent=parent, features=_FOR_AN_OWNER, label=owner.label)
+            group = self._cgroups.create(limits, parent=parent, features=_FOR_AN_OWNER, label=label)
             try:
                 group.hold_groups()
             except BaseException:

@@ -34,6 +34,7 @@ from rota.errors import CommandInvalid, HostUnsupported, NotFound
 from rota.host.advisory import Advisory, explain_errno
 from rota.host.syscalls import RESET_ON_FORK, SchedAttr, sched_getattr, sched_setattr
 from rota.model.checks import Checks
+from rota.model.cpu import core_list
 
 __all__ = [
     "NICE_MAX",
@@ -57,6 +58,7 @@ __all__ = [
     "set_scheduling",
     "set_thread_name",
     "threads_of",
+    "usable_cores",
 ]
 
 SchedulingPolicy = Literal["other", "fifo", "rr", "batch", "idle", "deadline"]
@@ -171,14 +173,22 @@ def confined_from(cores: frozenset[int]) -> None:
     _own.confined_from = cores
 
 
+def usable_cores() -> frozenset[int]:
+    """The cores that this process may start others on; all of the machine where a process cannot be restricted."""
+    try:
+        return allowed_cores() | _own.confined_from
+    except HostUnsupported:
+        return frozenset(range(os.cpu_count() or 1))
+
+
 def check_cores(cores: Iterable[int]) -> frozenset[int]:
     """Check requested cores: at least one, and at least one that this process may use itself."""
-    asked = frozenset(cores)
+    asked, usable = frozenset(cores), usable_cores()
     if not asked:
         raise CommandInvalid("cores must not be empty", field="cores")
-    usable = allowed_cores() | _own.confined_from
     if not asked & usable:
-        raise CommandInvalid(f"cores {_list(asked)} cannot be used; usable cores: {_list(usable)}", field="cores")
+        text = f"cores {core_list(asked)} cannot be used; usable cores: {core_list(usable)}"
+        raise CommandInvalid(text, field="cores")
     return asked
 
 
@@ -193,14 +203,14 @@ def pin(pid: int, cores: Iterable[int]) -> tuple[Advisory, ...]:
         for thread in new:
             _pin_thread(thread, asked)
         pinned.update(new)
-    return (Advisory("cores", "the process creates threads faster than they can be pinned", _list(asked)),)
+    return (Advisory("cores", "the process creates threads faster than they can be pinned", core_list(asked)),)
 
 
 def affinity_advisories(asked: frozenset[int], in_force: frozenset[int]) -> tuple[Advisory, ...]:
     """The advisories for a process that has other cores than requested."""
     if in_force == asked:
         return ()
-    return (Advisory("cores", "the system does not allow the others", _list(asked), _list(in_force)),)
+    return (Advisory("cores", "the system does not allow the others", core_list(asked), core_list(in_force)),)
 
 
 def threads_of(pid: int) -> Iterator[int]:
@@ -217,15 +227,13 @@ def _pin_thread(thread: int, cores: frozenset[int]) -> None:
     except ProcessLookupError:
         return  # it has exited
     except OSError as refused:
-        raise CommandInvalid(f"thread {thread} cannot be pinned to cores {_list(cores)}", field="cores") from refused
+        raise CommandInvalid(
+            f"thread {thread} cannot be pinned to cores {core_list(cores)}", field="cores"
+        ) from refused
 
 
 def _no_process(pid: int) -> NotFound:
     return NotFound(f"no process has pid {pid}", hint="It has exited.", pid=pid)
-
-
-def _list(cores: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(cores)))
 
 
 # --- scheduling policies ---------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import msgspec
 from rota.fleet.config.tables import AgentTable, Fleet
 from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import Cgroups
-from rota.host.cpu_groups import Where, cpu_states
-from rota.host.thread_settings import allowed_cores
+from rota.host.cpu_groups import Where, cpu_states, why_never_leased
+from rota.host.thread_settings import usable_cores
 from rota.model.cpu import CpuSettings, core_list
 from rota.model.struct_reader import join_key
 
@@ -32,35 +32,40 @@ def cpu_rows(fleet: Fleet) -> list[CpuRow]:
     found = list(_settings(fleet))
     if not found:
         return []
-    support, granted = Cgroups(prepare=False).support, allowed_policies()
+    support, granted, usable = Cgroups(prepare=False).support, allowed_policies(), usable_cores()
     return [
         CpuRow(owner=f"{what} {name}", setting=each.setting, value=each.value, state=each.state, how=each.how)
-        for what, name, cpu, where in found
-        for each in cpu_states(cpu, support, where, granted=granted)
+        for what, name, cpu, where, within in found
+        for each in cpu_states(cpu, support, where, usable=usable, within=within, granted=granted)
     ]
 
 
 def cpu_warnings(fleet: Fleet) -> Iterator[str]:
     """Warn of settings that this machine cannot keep at all."""
-    for what, name, cpu, where in _settings(fleet):
+    usable = usable_cores()
+    for what, name, cpu, where, within in _settings(fleet):
         key = f"{join_key(f'{what}s', name)}.cpu"
         if where == "thread":
             yield f"{key}: is not enforced for a function on a thread; set isolation = 'process'"
             continue
-        usable = allowed_cores()
         if cpu.core_set is not None and (missing := cpu.core_set - usable):
             yield f"{key}.cores: this machine has no core {core_list(missing)}; usable cores: {core_list(usable)}"
-        if cpu.lease >= len(usable):
-            yield f"{key}.lease: {cpu.lease} of {len(usable)} cores: one stays for everything else, so it never runs"
+        if cpu.core_set is not None and within is not None and not cpu.core_set & within:
+            yield f"{key}.cores: its project allows cores {core_list(within)} only, so its runs will fail"
+        elif why := why_never_leased(cpu, usable, within):
+            yield f"{key}.lease: {why}, so it never runs"
 
 
-def _settings(fleet: Fleet) -> Iterator[tuple[str, str, CpuSettings, Where]]:
+def _settings(fleet: Fleet) -> Iterator[tuple[str, str, CpuSettings, Where, frozenset[int] | None]]:
+    """The settings of projects and agents, where they apply, and the cores that the project of an agent names."""
     for name, project in fleet.projects.items():
         if project.cpu is not None:
-            yield "project", name, project.cpu, "program"
+            yield "project", name, project.cpu, "program", None
     for name, agent in fleet.agents.items():
         if agent.cpu is not None:
-            yield "agent", name, agent.cpu, _where(agent)
+            owner = None if agent.project is None else fleet.projects.get(agent.project)
+            within = None if owner is None or owner.cpu is None else owner.cpu.core_set
+            yield "agent", name, agent.cpu, _where(agent), within
 
 
 def _where(agent: AgentTable) -> Where:

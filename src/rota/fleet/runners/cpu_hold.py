@@ -9,7 +9,6 @@ from rota.fleet.runners.resources import RunnerResources
 from rota.host.cgroups import ControlGroup
 from rota.host.cpu_groups import Where
 from rota.host.session import Session
-from rota.host.thread_settings import check_cores
 
 __all__ = ["CpuHold"]
 
@@ -27,8 +26,7 @@ class CpuHold:
         where: Where = "program",
         use_groups: bool = True,
     ) -> None:
-        if cpu.allowed is not None:
-            check_cores(cpu.allowed)  # a control group would only ignore cores that are not there
+        cpu.check_cores()  # a control group would only ignore cores that are not there
         self._resources = resources
         self._cpu = cpu
         self.group = self._enter(assignment, advisories) if use_groups and resources.cpu_groups.works else None
