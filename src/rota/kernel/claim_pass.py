@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, Literal, TypeVar
 
@@ -201,7 +202,7 @@ class ClaimPass:
         """How many more entries this claim can take."""
         return 0 if self.all_blocked or self._bytes >= CLAIM_BYTES_MAX else self.request.max_n - len(self.claimed)
 
-    @property
+    @cached_property
     def share_dim(self) -> str:
         """The dimension of usage that sharing counts on this store."""
         return self.env.cache.share_dim(self.tx)

@@ -336,14 +336,15 @@ def _write(
     touched: list[tuple[int, str | None]] = []
     is_gone: dict[str, bool] = {}  # by worker
     shares: dict[str, tuple[int, int]] = {}  # by project: usage and number of runs
+    shared = env.cache.share_dim(tx)
     for run, run_end in (*completed, *retried) if retried else completed:
         if run.estimate or run.spent_text is not None:
-            cost = run.correction(env.cache.share_dim(tx), now)
+            cost = run.correction(shared, now)
             if cost:
                 costs.append((run.pid, run.project_id, cost))
         if run.project_id is not None:  # also a failed run counts: else a project whose runs fail would stay first
             used, count = shares.get(run.project_id, (0, 0))
-            shares[run.project_id] = used + run.cost(env.cache.share_dim(tx), now), count + 1
+            shares[run.project_id] = used + run.cost(shared, now), count + 1
         if run_end.token is not None or run_end.verb == "reclaim":
             worker_id = run.stored_worker
             if isinstance(worker_id, str):
