@@ -164,7 +164,6 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "entries_next_of_agents": (
         "agent_schedule_queue by key",
         "agent_schedule_queue by idx_sched_queue_pickable_by_agent",
-        "agent_schedule_queue by idx_sched_queue_pickable_by_agent",
     ),
     "entries_next_of_project": ("agent_schedule_queue by idx_sched_queue_pickable_by_project",),
     "heads_of_agents": (

@@ -430,11 +430,13 @@ class ClaimPass:
 
     def read_ahead(self, pids: Collection[int], depth: int) -> None:
         """Read the next entries of some agents, and what decides about them, each in one statement."""
-        for *row, has_more in self.tx.run(sql.NEXT_OF_AGENTS, (json_list(pids), depth)):
-            self._ahead.setdefault(row[PID], ([], bool(has_more)))[0].append(tuple(row))
-        for rows, _ in self._ahead.values():
+        found: dict[int, list[Row]] = {}
+        for row in self.tx.run(sql.NEXT_OF_AGENTS, (json_list(pids), depth + 1)):  # one more than is needed
+            found.setdefault(row[PID], []).append(row)
+        for pid, rows in found.items():
             rows.sort(key=_strict_order)
-        self.prefetch_owners([rows[0] for rows, _ in self._ahead.values()])
+            self._ahead[pid] = rows[:depth], len(rows) > depth
+        self.prefetch_owners([rows[0] for rows in found.values()])
 
     def head_of_agent(self, pid: int) -> tuple[Row | None, bool]:
         """Return an agent's next entry that is not excluded, and whether it has more that are ready."""

@@ -148,13 +148,11 @@ _OF_AGENT = (
 )
 NEXT_OF_AGENTS = Statement(
     "entries_next_of_agents",
-    "The next entries without a hold of each of some agents, also those that are blocked, in no order; and whether "
-    "the agent has more.",
-    f"SELECT {', '.join(f'q.{column}' for column in READY_COLUMNS.split(', '))}, "
-    f"EXISTS (SELECT 1 {_OF_AGENT} LIMIT 1 OFFSET +?2) FROM json_each(?1) k CROSS JOIN agent_schedule_queue q "
+    "The next entries without a hold of each of some agents, also those that are blocked, in no order.",
+    f"SELECT {', '.join(f'q.{column}' for column in READY_COLUMNS.split(', '))} "
+    "FROM json_each(?1) k CROSS JOIN agent_schedule_queue q "
     f"WHERE q.sched_id IN (SELECT sched_id {_OF_AGENT} {_STRICT} LIMIT +?2)",
-    postgres=f"SELECT {', '.join(f'q.{column}' for column in READY_COLUMNS.split(', '))}, "
-    f"(SELECT true {_OF_AGENT} {_STRICT} LIMIT 1 OFFSET ?2) IS NOT NULL "
+    postgres=f"SELECT {', '.join(f'q.{column}' for column in READY_COLUMNS.split(', '))} "
     "FROM (SELECT jsonb_array_elements_text(?1::jsonb)::bigint AS value) k "
     f"CROSS JOIN LATERAL (SELECT {READY_COLUMNS} {_OF_AGENT} {_STRICT} LIMIT ?2) q",
 )
