@@ -116,6 +116,8 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "window_close": ("usage_windows by key",),
     "window_empty": ("usage_buckets by key",),
     "shares": (
+        "share_notes whole",
+        "groups",
         "agent_schedule_queue along idx_sched_queue_live",
         "groups",
         "projects whole",
@@ -123,6 +125,9 @@ HOT: Mapping[str, tuple[str, ...]] = {
         "project_flows by key",
         "usage_windows by key",
     ),
+    "share_note": (),
+    "share_notes_any": ("share_notes whole",),
+    "share_notes_take": ("share_notes whole",),
     "bucket_add": ("usage_windows by key",),
     "window_add": ("usage_windows by key",),
     "buckets_oldest": ("usage_buckets by key",),

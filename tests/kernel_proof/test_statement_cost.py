@@ -99,6 +99,7 @@ def measured(fill: Fill, count: int, policy: str) -> dict[str, int]:
     kernel.projects.grant("p", None)  # entries behind one of another project wait for it, too
     pids = [kernel.agents.create(f"a{number}", project_id="p" if number % 2 else None) for number in range(AGENTS)]
     fill(kernel, pids, count)
+    kernel.queue.upkeep()  # counts the runs that were only noted, which are those of few turns at most
     ready(kernel, pids, AGENTS)
     counted = dict(common_calls(kernel, pids, policy))
     kernel.store.close()

@@ -108,12 +108,13 @@ def _value(table: str, column: tuple[Any, ...], number: int, generator: random.R
     return generator.choice(NAMES) if name.endswith(("_id", "owner", "dim", "name", "key", "host", "node")) else "{}"
 
 
-WITHOUT_TYPES = """
+BEFORE_120 = """
     ALTER TABLE agent_schedule_queue ALTER COLUMN state TYPE text COLLATE "C", ALTER COLUMN hold TYPE text COLLATE "C",
         ADD CHECK (state IN ('queued', 'dispatched', 'completed', 'expired', 'cancelled')),
         ADD CHECK (hold IS NULL OR hold IN ('time', 'after', 'backoff', 'worker'));
-    DROP DOMAIN entry_state, entry_hold
-"""  # the schema as it was before version 120
+    DROP DOMAIN entry_state, entry_hold;
+    DROP TABLE share_notes
+"""  # makes the schema what it was before version 120
 
 
 def parameters(text: str, types: Sequence[int], generator: random.Random) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from rota.store.statements.journal import EVENT_APPEND
 from tests.postgres_server import PostgresServer, shared_dsn
 from tests.short_folders import short_folder
 from tests.store import postgres_children as children
-from tests.store.postgres_rows import WITHOUT_TYPES
+from tests.store.postgres_rows import BEFORE_120
 from tests.store.world import PATIENCE_S, Caller
 from tests.stores import database_url, store_kind
 
@@ -277,7 +277,7 @@ def test_a_schema_that_had_an_index_by_agent_gets_the_table(url: str, opened: Po
         connection.execute("DROP FUNCTION rota_remove_agent_entries CASCADE")
         connection.execute("DROP TABLE agent_entries")
         connection.execute("CREATE INDEX idx_sched_queue_pid ON agent_schedule_queue (pid, sched_id)")
-        connection.execute(WITHOUT_TYPES)
+        connection.execute(BEFORE_120)
         connection.execute("UPDATE kernel_meta SET value = '118' WHERE key = 'schema_version'")
     with contextlib.closing(open_postgres(url)) as migrated:
         assert listed(migrated) == [(pid, 1), (pid, 2), (pid, 3)]
@@ -315,7 +315,7 @@ def test_a_schema_with_checks_on_the_table_gets_types(url: str, opened: Postgres
     opened.close()
     with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:
         connection.execute(f"SET search_path = {opened.address.schema}".encode())
-        connection.execute(WITHOUT_TYPES)
+        connection.execute(BEFORE_120)
         connection.execute("UPDATE kernel_meta SET value = '119' WHERE key = 'schema_version'")
     with contextlib.closing(open_postgres(url)) as migrated:
         assert migrated.check() == []

@@ -28,7 +28,7 @@ from rota.store import postgres_listener, server_health
 from rota.store.postgres import PostgresStore
 from tests.postgres_server import shared_dsn
 from tests.store import postgres_children as children
-from tests.store.postgres_rows import WITHOUT_TYPES
+from tests.store.postgres_rows import BEFORE_120
 from tests.store.world import PATIENCE_S, Caller
 
 processes = multiprocessing.get_context("spawn")
@@ -326,7 +326,7 @@ def test_a_schema_without_an_inbox_gets_one(program: Program) -> None:
     program.sql("DROP TABLE rota.agent_entries; CREATE INDEX idx_sched_queue_pid ON rota.agent_schedule_queue (pid)")
     for function in ("rota_add_agent_entries", "rota_remove_agent_entries"):
         program.sql(f"DROP FUNCTION rota.{function} CASCADE")
-    program.sql(f"SET search_path = {program.schema}; {WITHOUT_TYPES}")
+    program.sql(f"SET search_path = {program.schema}; {BEFORE_120}")
     program.sql("UPDATE rota.kernel_meta SET value = '115' WHERE key = 'schema_version'")
     program.opened = store.open(program.url)
     program.kernel = Kernel(program.opened)

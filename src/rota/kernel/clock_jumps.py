@@ -53,6 +53,7 @@ from rota.kernel.environment import OFFSET_KEY, SEEN_EVERY_S, SEEN_KEY, KernelEn
 from rota.kernel.journal import append
 from rota.kernel.rows import DECODE_ERRORS
 from rota.kernel.settings import read_setting, write_setting
+from rota.kernel.usage_windows import count_notes, share_window_s
 from rota.model.events import ClaimsExtended, ClockJumped, EntriesChanged
 from rota.policy import replenishment
 from rota.policy.replenishment import Allowance
@@ -147,6 +148,7 @@ def _number(text: str) -> float | None:
 def _move(tx: Transaction, env: KernelEnvironment, by_s: float, now: float) -> None:
     """Move every instant that is a duration from some moment, and record the jump."""
     env.cache.invalidate()
+    count_notes(tx, share_window_s(tx), now - by_s)
     claims = len(tx.run(sql.MOVE_CLAIMS, (by_s,)))
     moved = {
         "claims": claims,

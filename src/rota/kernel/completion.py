@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rota.errors import LimitExceeded, RotaError, SchedUnknownId, StaleClaim
-from rota.kernel import budget_loans, dependencies, flows, limit_asks, usage_windows
+from rota.kernel import budget_loans, dependencies, flows, limit_asks
 from rota.kernel.contexts import CPU_UNIT, draws_on_cpu
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.graph_budgets import charge_lines, lines_of_entry
@@ -355,20 +355,18 @@ def _write(
     for worker_id, gone in is_gone.items():
         seen.mark_gone(worker_id) if gone else seen.mark_seen(worker_id, env.clock_offset.read_at)
     moves = flows.moves_for_costs(tx, costs) if costs else []
-    if completed:
-        _write_completed(tx, env, completed, moves, now)
+    event_id = _write_completed(tx, env, completed, moves, now) if completed else 0
     if retried:
-        _write_retries(tx, env, retried, moves if not completed else [], now)
+        event_id = _write_retries(tx, env, retried, moves if not completed else [], now)
     if shares:
-        usage_windows.add_runs(tx, [(owner, *share) for owner, share in shares.items()], now)
-        env.cache.lower_due_summary(window_edge_at=now + env.cache.share_window_s(tx))
+        env.cache.add_shares(tx, shares, event_id, now)
     tx.effects.wake_parked = True
 
 
 def _write_completed(
     tx: Transaction, env: KernelEnvironment, ended: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float
-) -> None:
-    """Record the runs that ended for good, and process the entries that waited for them."""
+) -> int:
+    """Record the runs that ended for good, and process the entries that waited for them; returns the event's id."""
     entries, ended_ids, awaited = [], [], []
     for run, run_end in ended:
         if run.spent_text is not None:
@@ -385,6 +383,7 @@ def _write_completed(
     if awaited:
         ended_ids += dependencies.resolve_dependents(tx, env, awaited, now)
     env.waiters.notify_on_commit(tx, ended_ids)
+    return event_id
 
 
 def _end_asks(tx: Transaction, run: RunRow, now: float, *, is_used: bool) -> None:
@@ -415,8 +414,12 @@ def backoff_s(backoff: Backoff, attempt: int, rng: random.Random) -> float:
 
 def _write_retries(
     tx: Transaction, env: KernelEnvironment, retried: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float
-) -> None:
-    """Write the runs that are tried again, each after its own back-off, and keep what their attempts failed with."""
+) -> int:
+    """Write the runs that are tried again, each after its own back-off, and keep what their attempts failed with.
+
+    Returns the id of the last event.
+    """
+    event_id = 0
     errors = [(_options_after(run, run_end, now), run.sched_id) for run, run_end in retried]
     tx.run_many(queue_sql.SET_OPTIONS, [row for row in errors if row[0] is not None])
     verbs: tuple[Literal["retry", "reclaim"], ...] = ("retry", "reclaim")
@@ -428,8 +431,9 @@ def _write_retries(
                 hold = "backoff" if wait_s > 0 else None
                 requeued.append(_Requeued(run, now + wait_s, run.attempt, hold, run_end.outcome))
         if requeued:
-            _write_requeued(tx, env, verb, requeued, moves, now=now)
+            event_id = _write_requeued(tx, env, verb, requeued, moves, now=now)
             moves = []
+    return event_id
 
 
 def _options_after(run: RunRow, run_end: RunEnd, now: float) -> str | None:
@@ -479,7 +483,8 @@ def _write_requeued(
     moves: list[FlowMove],
     *,
     now: float,
-) -> None:
+) -> int:
+    """Write runs that go back into the queue; returns the id of their event."""
     for each in requeued:
         _end_asks(tx, each.run, now, is_used=verb == "yield")
         if each.run.needs_text is not None:
@@ -499,3 +504,4 @@ def _write_requeued(
     flows.mark_ready(tx, ready, event_id=event_id)
     env.waiters.notify_on_commit(tx, event.sched_ids)  # the run has ended, although its entry has not
     env.cache.drop_due_summary()  # the hold or the deadline of an entry may be the next to fall due
+    return event_id

@@ -416,6 +416,7 @@ class Ledger:
             before_s = usage_windows.share_window_s(tx)
             if before_s == window_s:
                 return
+            usage_windows.count_notes(tx, before_s, now)
             for owner, counted_s in tx.run(sql.WINDOWS_OF_DIM, (usage_windows.SHARE,)):
                 usage_windows.resize(tx, (owner, usage_windows.SHARE, counted_s), window_s, now)
             write_setting(tx, usage_windows.SHARE_WINDOW_KEY, repr(float(window_s)))

@@ -25,8 +25,9 @@ class ProjectShares:
         self.accounts: dict[Key, Account] = {}
         self._mark: ChangeMark | None = None
 
-    def sync(self, tx: Transaction, cache: KernelCache) -> Collection[str] | None:
+    def sync(self, tx: Transaction, cache: KernelCache, now: float) -> Collection[str] | None:
         """Read the accounts that may have changed. Return their projects; None: all."""
+        cache.count_shares(tx, now, ranks=True)
         touched = cache.touched_since(tx, self._mark)
         self._mark = cache.mark(tx)
         if touched is None:

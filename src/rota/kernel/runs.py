@@ -214,6 +214,7 @@ class Runs:
 
         def work(tx: Transaction) -> float | None:
             at = self._env.read_clock(tx, writes=False) if now is None else now
+            self._env.cache.count_shares(tx, at)
             next_at = self.maintenance.run_due(tx, at, now_from_clock=now is None).next_at
             if now is not None:
                 return next_at

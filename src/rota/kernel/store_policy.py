@@ -14,6 +14,7 @@ import msgspec
 from rota.decoding import decode_json
 from rota.errors import PolicyDiffers, PolicyInvalid
 from rota.kernel.settings import delete_setting, read_setting, write_setting
+from rota.kernel.usage_windows import count_notes, share_window_s
 from rota.model.checks import Checks
 from rota.model.policy_setting import DEFAULT_SHARE_BY, SHARE_DIMS, PolicySetting, ShareBy
 from rota.store import Transaction
@@ -126,6 +127,7 @@ def restart_shares(tx: Transaction, event_id: int) -> None:
     """Set all virtual times and share windows to 0, because sharing counts something else from now on."""
     for statement in (sql.AGENTS_RESTART, sql.PROJECTS_RESTART):
         tx.run(statement, (event_id,))
+    count_notes(tx, share_window_s(tx))
     for statement in (sql.SHARE_WINDOWS_RESTART, sql.SHARE_BUCKETS_RESTART, sql.ESTIMATES_RESTART):
         tx.run(statement)
 

@@ -8,6 +8,11 @@ exact value by at most one bucket.
     a window of 24 h has buckets of 5 min: usage at 12:03 is in the bucket from 12:00 to 12:05 and counts until
     12:05 on the next day, at most 5 minutes too long
 
+The runs that end count in the share windows of their projects. Every process would write these few rows in every turn,
+and on a server that is a tenth of a turn. So ended runs are only noted (`ShareNotes`), in one row, and the notes of
+many turns are added to the windows together. Who reads shares adds what is noted to the sum of the window
+(statement `shares`), so it makes no difference to them when that happens.
+
 A window can get another length (`resize`): each bucket moves into the bucket of the new window that contains its end,
 so nothing is dropped too early. What a shorter window has dropped stays dropped.
 """
@@ -16,7 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
+import msgspec
+
+from rota.decoding import decode_json
 from rota.kernel.settings import read_number
 from rota.store import Row, Transaction
 from rota.store.statements import budgets as sql
@@ -28,9 +37,11 @@ __all__ = [
     "SHARE",
     "SHARE_WINDOW_KEY",
     "SHARE_WINDOW_S",
+    "ProjectRuns",
+    "ShareNotes",
     "add",
-    "add_runs",
     "close",
+    "count_notes",
     "open_window",
     "resize",
     "roll",
@@ -40,10 +51,15 @@ __all__ = [
 
 BUCKETS = 288  # in one window
 ROLL_MAX = 256  # windows rolled in one transaction
+NOTED_TURNS_MAX = 64  # of one process, until what is noted is added to the windows
 ALL_PROJECTS = "*"  # the owner of global budgets and of the usage of all projects together
 SHARE = "share"  # the dimension of project shares: what `share_by` names (see store_policy)
 SHARE_WINDOW_S = 24 * 3600.0  # the default of the setting
 SHARE_WINDOW_KEY = "share_window_s"  # the setting in the store: how far back fair_share looks
+
+
+ProjectRuns: TypeAlias = dict[str, tuple[int, int]]  # by project: the usage and the number of runs that ended
+_encode = msgspec.json.Encoder().encode
 
 
 def open_window(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
@@ -95,12 +111,64 @@ def add(tx: Transaction, usage: Iterable[tuple[str, Mapping[str, int]]], now: fl
     return [window[:4] for window in windows if window[4] is not None and window[3] >= window[4]]
 
 
-def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float) -> None:
-    """Add ended runs (owner, usage, number) to the share windows of their projects.
+class ShareNotes:
+    """How one process records ended runs: noted, or added to the share windows at once if it ranks projects by them."""
 
-    They leave these windows no earlier than `share_window_s` from now.
-    """
-    parameters = [(owner, SHARE, used, runs, now, BUCKETS) for owner, used, runs in ended]
+    def __init__(self) -> None:
+        self._ranks = False
+        self._turns_left = 1  # a process may end after one run: its first turn adds what it and others have noted
+
+    def add(self, tx: Transaction, runs: ProjectRuns, event_id: int, window_s: float, now: float) -> float:
+        """Record the runs whose end is this event; returns when the first usage that was added leaves its window."""
+        if self._ranks:
+            _add_runs(tx, [(owner, *counted, now) for owner, counted in runs.items()])
+            return now + window_s
+        tx.run(sql.SHARE_NOTE, (event_id, now, _encode(runs).decode()))
+        self._turns_left -= 1
+        return now + window_s if self._turns_left else self.count(tx, window_s, now)
+
+    def count(self, tx: Transaction, window_s: float, now: float) -> float:
+        """Add everything that is noted to the windows; returns when the first of it leaves."""
+        self._turns_left = NOTED_TURNS_MAX
+        return count_notes(tx, window_s, now)
+
+    def rank(self, tx: Transaction, window_s: float, now: float) -> None:
+        """This process ranks projects: from now on its notes would only have to be summed up again in every pass."""
+        if not self._ranks:
+            self.count_any(tx, window_s, now)
+            self._ranks = True
+
+    def count_any(self, tx: Transaction, window_s: float, now: float) -> float:
+        """Like `count`, but if nothing is noted, nothing is written."""
+        return self.count(tx, window_s, now) if tx.run(sql.SHARE_NOTES_ANY) else now + window_s
+
+
+def count_notes(tx: Transaction, window_s: float, now: float = 0.0) -> float:
+    """Add the runs that are noted to the share windows, if they are still in these; returns when the first leaves."""
+    width_s = window_s / BUCKETS
+    sums: dict[tuple[str, int], tuple[int, int, float]] = {}  # by project and bucket: usage, runs, the last instant
+    for noted_at, text in tx.run(sql.SHARE_NOTES_TAKE):
+        if noted_at + window_s + width_s <= now:
+            continue
+        for owner, (used, runs) in _runs_in(text).items():
+            bucket = owner, int(noted_at / width_s)
+            before, runs_before, last_at = sums.get(bucket, (0, 0, noted_at))
+            sums[bucket] = before + used, runs_before + runs, max(last_at, noted_at)
+    _add_runs(tx, [(owner, *found) for (owner, _), found in sums.items()])
+    return min((last_at for _, _, last_at in sums.values()), default=now) + window_s
+
+
+def _runs_in(text: str) -> ProjectRuns:
+    """Return what a note says; nothing if it is damaged: no run may fail to end because of it."""
+    try:
+        return decode_json(text, ProjectRuns)
+    except (msgspec.DecodeError, TypeError):
+        return {}
+
+
+def _add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int, float]]) -> None:
+    """Add ended runs (owner, usage, number, when) to the share windows of their projects."""
+    parameters = [(owner, SHARE, used, runs, ended_at, BUCKETS) for owner, used, runs, ended_at in ended]
     tx.run_many_of((sql.BUCKET_ADD, sql.WINDOW_ADD), parameters)
 
 

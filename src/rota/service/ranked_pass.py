@@ -89,7 +89,7 @@ class RankedPass:
             self._has_index = True
         shown = ShownCandidates(self._window, claim, copies=self._copies)
         if "group" in self._policy.accounts:
-            self._shares.sync(claim.tx, claim.env.cache)
+            self._shares.sync(claim.tx, claim.env.cache, claim.now)
             shown.groups = copied_values(self._shares.accounts) if self._copies else self._shares.accounts
         return shown
 

@@ -86,7 +86,7 @@ class _Standings:
     def sync(self, claim: ClaimPass) -> None:
         """Put projects that have changed, or that the last pass has moved, where they belong."""
         heads = self._heads.sync(claim, depth=1)
-        shares = self._shares.sync(claim.tx, claim.env.cache)
+        shares = self._shares.sync(claim.tx, claim.env.cache, claim.now)
         rows, accounts = self._heads.rows, self._shares.accounts
         if heads is None or shares is None:
             dim = claim.share_dim

@@ -561,6 +561,15 @@ STEPS: dict[int, str] = {
     120: """
         SELECT 1; -- only PostgreSQL reads the text of a check for every statement
     """,
+    121: """
+        -- ended runs that are not in the share windows of their projects yet (kernel/usage_windows.py): the event of
+        -- their end, and the usage and number of the runs of each project, as JSON
+        CREATE TABLE share_notes (
+            event_id INTEGER PRIMARY KEY,
+            noted_at REAL NOT NULL,
+            runs TEXT NOT NULL
+        );
+    """,
 }
 # The same steps for PostgreSQL, from the version on that postgres_schema.py creates at once. Each later step of STEPS
 # has its twin here, in the types of PostgreSQL (bigint, double precision, text COLLATE "C").
@@ -643,6 +652,15 @@ POSTGRES_STEPS: dict[int, str] = {
             DROP CONSTRAINT agent_schedule_queue_hold_check,
             ALTER COLUMN state TYPE entry_state,
             ALTER COLUMN hold TYPE entry_hold;
+    """,
+    121: """
+        CREATE TABLE share_notes (
+            event_id bigint PRIMARY KEY,
+            noted_at double precision NOT NULL,
+            runs text COLLATE "C" NOT NULL
+        );
+        ALTER TABLE share_notes SET (autovacuum_vacuum_scale_factor = 0, autovacuum_analyze_scale_factor = 0,
+            autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_threshold = 1000, autovacuum_analyze_threshold = 1000);
     """,
 }
 

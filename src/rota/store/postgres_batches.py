@@ -96,7 +96,7 @@ _WRITTEN: dict[Statement | tuple[Statement, ...], Batch] = {
     ),
     (BUCKET_ADD, WINDOW_ADD): Batch(
         "WITH w AS (UPDATE usage_windows AS t SET used = t.used + u.p3, ended = t.ended + u.p4, "  # noqa: S608  # as above
-        f"edge_at = coalesce(t.edge_at, {_LEAVES_AT}) FROM {_unnest(_USAGE)} WHERE t.owner = u.p1 AND t.dim = u.p2 "
+        f"edge_at = least(t.edge_at, {_LEAVES_AT}) FROM {_unnest(_USAGE)} WHERE t.owner = u.p1 AND t.dim = u.p2 "
         f"RETURNING t.owner, t.dim, t.window_s, {_LEAVES_AT} AS leaves_at, u.p3 AS amount, u.p4 AS ended) "
         "INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "
         "SELECT owner, dim, window_s, leaves_at, amount, ended FROM w "

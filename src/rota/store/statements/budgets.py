@@ -133,20 +133,25 @@ WINDOW_EMPTY = Statement(
 SHARES = Statement(
     "shares",
     "Weight, virtual time, usage and live runs of some projects, or of all (NULL); '' is no project.",
-    "SELECT n.value, coalesce(p.weight, 1000), coalesce(f.virtual_time, 0), coalesce(w.used, 0), "
-    "coalesce(l.reserved, 0), coalesce(l.live, 0), coalesce(w.ended, 0) FROM json_each(coalesce(?, "
-    "(SELECT json_group_array(id) FROM (SELECT project_id AS id FROM projects UNION ALL SELECT '')))) n "
+    "SELECT n.value, coalesce(p.weight, 1000), coalesce(f.virtual_time, 0), coalesce(w.used + coalesce(s.used, 0), 0), "
+    "coalesce(l.reserved, 0), coalesce(l.live, 0), coalesce(w.ended + coalesce(s.ended, 0), 0) FROM json_each("
+    "coalesce(?, (SELECT json_group_array(id) FROM (SELECT project_id AS id FROM projects UNION ALL SELECT '')))) n "
     "LEFT JOIN projects p ON p.project_id = n.value LEFT JOIN project_flows f ON f.project_id = n.value "
-    "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN ("
+    "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN (SELECT k.key AS owner, "
+    "sum(json_extract(k.value, '$[0]')) AS used, sum(json_extract(k.value, '$[1]')) AS ended "
+    "FROM share_notes, json_each(runs) k GROUP BY k.key) s ON s.owner = n.value LEFT JOIN ("
     "SELECT coalesce(project_id, '') AS name, count(*) AS live, sum(max(estimate, 1)) AS reserved "
     "FROM agent_schedule_queue WHERE state = 'dispatched' GROUP BY project_id) l ON l.name = n.value "
     "WHERE n.value = '' OR p.project_id IS NOT NULL",
-    postgres="SELECT n.value, coalesce(p.weight, 1000), coalesce(f.virtual_time, 0), coalesce(w.used, 0), "
-    "coalesce(l.reserved, 0), coalesce(l.live, 0), coalesce(w.ended, 0) FROM ("
+    postgres="SELECT n.value, coalesce(p.weight, 1000), coalesce(f.virtual_time, 0), "
+    "coalesce(w.used + coalesce(s.used, 0), 0), coalesce(l.reserved, 0), coalesce(l.live, 0), "
+    "coalesce(w.ended + coalesce(s.ended, 0), 0) FROM ("
     "SELECT jsonb_array_elements_text(?1::jsonb) AS value UNION ALL SELECT project_id FROM projects WHERE ?1 IS NULL "
     "UNION ALL SELECT '' WHERE ?1 IS NULL) n "
     "LEFT JOIN projects p ON p.project_id = n.value LEFT JOIN project_flows f ON f.project_id = n.value "
-    "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN ("
+    "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN (SELECT k.key AS owner, "
+    "sum((k.value ->> 0)::bigint)::bigint AS used, sum((k.value ->> 1)::bigint)::bigint AS ended "
+    "FROM share_notes, jsonb_each(runs::jsonb) k GROUP BY k.key) s ON s.owner = n.value LEFT JOIN ("
     "SELECT coalesce(project_id, '') AS name, count(*) AS live, sum(greatest(estimate, 1))::bigint AS reserved "
     "FROM agent_schedule_queue WHERE state = 'dispatched' GROUP BY project_id) l ON l.name = n.value "
     "WHERE n.value = '' OR p.project_id IS NOT NULL",
@@ -171,10 +176,27 @@ BUCKET_ADD = Statement(
 WINDOW_ADD = Statement(
     "window_add",
     "Add usage to every window of its owner.",
-    f"UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, edge_at = coalesce(edge_at, {_LEAVES_AT}) "
-    "WHERE owner = ?1 AND dim = ?2",
+    "UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, "
+    f"edge_at = min({_LEAVES_AT}, coalesce(edge_at, {_LEAVES_AT})) WHERE owner = ?1 AND dim = ?2",
     postgres="UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, "
-    f"edge_at = coalesce(edge_at, {_LEAVES_AT_POSTGRES}) WHERE owner = ?1 AND dim = ?2",
+    f"edge_at = least(edge_at, {_LEAVES_AT_POSTGRES}) WHERE owner = ?1 AND dim = ?2",
+    everyday=True,
+)
+SHARE_NOTE = Statement(
+    "share_note",
+    "Note runs that have ended, which are added to the share windows of their projects later.",
+    "INSERT INTO share_notes (event_id, noted_at, runs) VALUES (?, ?, ?)",
+    everyday=True,
+)
+SHARE_NOTES_ANY = Statement(
+    "share_notes_any",
+    "Whether ended runs are noted.",
+    "SELECT 1 FROM share_notes LIMIT 1",
+)
+SHARE_NOTES_TAKE = Statement(
+    "share_notes_take",
+    "Remove the notes of ended runs, and return them.",
+    "DELETE FROM share_notes RETURNING noted_at, runs",
     everyday=True,
 )
 WINDOW_CHARGE = Statement(
