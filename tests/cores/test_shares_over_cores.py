@@ -134,7 +134,7 @@ def test_two_sets_of_cores_have_nothing_to_do_with_each_other(cores: int, counts
         (4, 6, (2, 1), (4, 6)),  # to a core that was idle
         (2, 3, (1, 1), (0, 3)),  # the only member moves
         (12, 12, (6, 8), (10, 8)),
-        (16, 40, (12, 4), (10, 20)),
+        pytest.param(16, 40, (12, 4), (10, 20), marks=pytest.mark.soak),
     ],
 )
 def test_what_a_group_could_not_use_is_not_owed_to_it_once_it_could(
@@ -214,7 +214,7 @@ def test_a_group_of_one_keeps_what_it_is_owed_when_it_moves() -> None:
     check_shares(4, hogs, {"one": 0.5, "pair": 2})
 
 
-@pytest.mark.parametrize("weights", [(1,), (1, 0.1), (7, 1, 0.1)])
+@pytest.mark.parametrize("weights", [(1,), pytest.param((1, 0.1), marks=pytest.mark.soak), (7, 1, 0.1)])
 def test_a_group_whose_members_are_each_worth_a_core_gets_a_core_for_each(weights: tuple[float, ...]) -> None:
     """Twelve members are owed twelve cores of sixteen: what one of them misses, no other can use later."""
     many = [Hog(f"m{number}", weights[number % len(weights)], "many") for number in range(12)]
@@ -223,7 +223,15 @@ def test_a_group_whose_members_are_each_worth_a_core_gets_a_core_for_each(weight
     assert engine.counters.migrations <= engine.counters.picks // 20, "members stay where they are"
 
 
-@pytest.mark.parametrize(("cores", "members", "owed"), [(12, 11, 10), (12, 13, 10), (16, 14, 13), (16, 16, 14.1)])
+@pytest.mark.parametrize(
+    ("cores", "members", "owed"),
+    [
+        (12, 11, 10),
+        pytest.param(12, 13, 10, marks=pytest.mark.soak),
+        pytest.param(16, 14, 13, marks=pytest.mark.soak),
+        (16, 16, 14.1),
+    ],
+)
 def test_a_group_on_most_of_many_cores_keeps_what_it_is_owed(cores: int, members: int, owed: float) -> None:
     """Its other cores are charged late: what looks like a debt of a core with one member is not forgiven."""
     many = [Hog(f"m{number}", 1, "many") for number in range(members)]
