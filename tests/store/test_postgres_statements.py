@@ -26,7 +26,6 @@ from rota.store.postgres_batches import (
     BATCH_ROWS_MAX,
     BATCH_ROWS_MIN,
     FORMS_MAX,
-    Command,
     batch_of,
     command_for,
     commands,
@@ -228,30 +227,6 @@ def test_a_batch_does_what_its_rows_do_one_by_one(filled: Shadow, connection: ap
             assert same(read, after[0], after[1]), rows
             worked += 1
     assert worked or name not in WRITTEN_FOR_MANY
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_two_statements_as_one_do_what_they_do_one_after_the_other(
-    filled: Shadow, connection: apsw.Connection, seed: int
-) -> None:
-    """Usage goes to the buckets and to the sum of each window, as far as its owner has windows."""
-    pair = STATEMENTS["bucket_add"], STATEMENTS["window_add"]
-    batch, generator = batch_of(pair), random.Random(seed)
-    assert batch is not None
-    dim = filled.run("SELECT dim FROM usage_windows ORDER BY owner LIMIT 1")[0][0]
-    found = sorted({row[0] for row in filled.run("SELECT owner FROM usage_windows WHERE dim = $1", (dim,))})
-    owners = ["without a window", *found[: generator.randint(1, 3)]]
-    now = generator.choice([1_000.25, 86_400.0])
-    rows = [(owner, dim, generator.randint(1, 3), generator.randint(0, 1), now, 288) for owner in owners]
-    (text, values) = command_for(batch, rows) or ("", [])
-    one_by_one: list[Command] = [(postgres_text(statement), row) for statement in pair for row in rows]
-    for table in ("usage_buckets", "usage_windows"):
-        read = tables(connection)[table]
-        apart, together = _written(filled, read, one_by_one), _written(filled, read, [(text, values)])
-        assert apart is not None
-        assert together is not None
-        assert same(read, apart, together), rows
-        assert apart != _written(filled, read, []), rows  # something was written
 
 
 def _written(filled: Shadow, read: Statement, commands: list[tuple[str, Sequence[Any]]]) -> list[Row] | None:

@@ -169,7 +169,8 @@ def _runs_in(text: str) -> ProjectRuns:
 def _add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int, float]]) -> None:
     """Add ended runs (owner, usage, number, when) to the share windows of their projects."""
     parameters = [(owner, SHARE, used, runs, ended_at, BUCKETS) for owner, used, runs, ended_at in ended]
-    tx.run_many_of((sql.BUCKET_ADD, sql.WINDOW_ADD), parameters)
+    tx.run_many(sql.BUCKET_ADD, parameters)
+    tx.run_many(sql.WINDOW_ADD, parameters)
 
 
 def subtract(tx: Transaction, owner: str, dim: str, used_since: Callable[[float], int], now: float) -> None:

@@ -9,8 +9,6 @@ A parameter that is the same in all rows, such as the time or the worker of a cl
 statement has a form for each set of such parameters, up to `FORMS_MAX`. An update in which only the id of the row
 differs compares it with the array, without `unnest`: claims and ends of runs do, and take the server a tenth less time.
 
-Two statements that run for the same rows of parameters may have one text for both (`run_many_of`).
-
 One statement changes a row at most once. So rows of parameters that name the same key twice run one by one, and the
 last one counts, as it should (`Batch.keys`).
 """
@@ -25,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rota.store.postgres_schema import COLUMNS
 from rota.store.postgres_text import postgres_text
 from rota.store.protocol import Statement
-from rota.store.statements.budgets import BUCKET_ADD, WINDOW_ADD
+from rota.store.statements.budgets import BUCKET_ADD
 
 __all__ = [
     "BATCH_ROWS_MAX",
@@ -83,7 +81,7 @@ def _unnest(types: Sequence[str], constants: Collection[int] = ()) -> str:
 
 _USAGE = ("text", "text", "bigint", "bigint", "double precision", "double precision")
 _LEAVES_AT = "(trunc(u.p5 / (t.window_s / u.p6))::bigint + 1) * (t.window_s / u.p6) + t.window_s"
-_WRITTEN: dict[Statement | tuple[Statement, ...], Batch] = {
+_WRITTEN: dict[Statement, Batch] = {
     BUCKET_ADD: Batch(
         "INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "  # noqa: S608  # constants
         f"SELECT t.owner, t.dim, t.window_s, {_LEAVES_AT}, u.p3, u.p4 "
@@ -94,26 +92,14 @@ _WRITTEN: dict[Statement | tuple[Statement, ...], Batch] = {
         _USAGE,
         {},
     ),
-    (BUCKET_ADD, WINDOW_ADD): Batch(
-        "WITH w AS (UPDATE usage_windows AS t SET used = t.used + u.p3, ended = t.ended + u.p4, "  # noqa: S608  # as above
-        f"edge_at = least(t.edge_at, {_LEAVES_AT}) FROM {_unnest(_USAGE)} WHERE t.owner = u.p1 AND t.dim = u.p2 "
-        f"RETURNING t.owner, t.dim, t.window_s, {_LEAVES_AT} AS leaves_at, u.p3 AS amount, u.p4 AS ended) "
-        "INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "
-        "SELECT owner, dim, window_s, leaves_at, amount, ended FROM w "
-        "ON CONFLICT (owner, dim, window_s, leaves_at) "
-        "DO UPDATE SET amount = b.amount + excluded.amount, ended = b.ended + excluded.ended",
-        (0, 1),
-        _USAGE,
-        {},
-    ),
 }
 
 
 @cache
-def batch_of(statement: Statement | tuple[Statement, ...]) -> Batch | None:
-    """Return the text for many rows of parameters, of one statement or of several; None if there is none."""
-    if statement in _WRITTEN or isinstance(statement, tuple):
-        return _WRITTEN.get(statement)
+def batch_of(statement: Statement) -> Batch | None:
+    """Return the text for many rows of parameters; None if there is none."""
+    if statement in _WRITTEN:
+        return _WRITTEN[statement]
     text = postgres_text(statement)
     if text.startswith('INSERT INTO "'):  # as copies do; no name of the schema needs quotes
         text = text.replace('"', "")

@@ -16,7 +16,7 @@ import psycopg
 
 from rota.errors import StoreError
 from rota.store.engine import TransactionLost
-from rota.store.postgres_batches import BATCH_ROWS_MAX, FLUSH_ROWS_MIN, Command, batch_of, command_for, commands
+from rota.store.postgres_batches import FLUSH_ROWS_MIN, Command, commands
 from rota.store.postgres_connection import statement_error
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_text import gives_id, postgres_text
@@ -190,17 +190,6 @@ class PostgresTransaction:
             self.insert_many(statement, parameters)
         else:
             self._queue(statement, parameters)
-
-    def run_many_of(self, statements: tuple[Statement, ...], parameters: Sequence[Sequence[Any]]) -> None:
-        """Queue several statements for the same rows of parameters: as one, if there is a text for all of them."""
-        batch = batch_of(statements) if 0 < len(parameters) <= BATCH_ROWS_MAX else None
-        command = None if batch is None else command_for(batch, parameters)
-        if command is None:
-            for statement in statements:
-                self.run_many(statement, parameters)
-        else:
-            is_everyday = all(statement.everyday for statement in statements)
-            self._send([command], len(parameters), moves_ids=False, is_everyday=is_everyday)
 
     def _queue(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> None:
         prepared = _prepared.get(statement) or _prepare(statement)

@@ -100,10 +100,6 @@ class Transaction(Protocol):
         """Run a statement once for each row of parameters."""
         ...
 
-    def run_many_of(self, statements: tuple[Statement, ...], parameters: Sequence[Sequence[Any]]) -> None:
-        """Run several statements, one after the other, each once for each row of parameters."""
-        ...
-
 
 class WakeHandle:
     """Ends a wait early. A signal before the wait is kept: the next wait on the handle returns immediately."""

@@ -139,11 +139,6 @@ class SqliteTransaction(msgspec.Struct, eq=False):
         except _TRANSLATED as problem:
             raise _translated(problem) from problem
 
-    def run_many_of(self, statements: tuple[Statement, ...], parameters: Sequence[Sequence[Any]]) -> None:
-        """Run several statements, each once for each row of parameters."""
-        for statement in statements:
-            self.run_many(statement, parameters)
-
 
 def _translated(problem: BaseException) -> BaseException:
     """The rota error for a failed statement."""
