@@ -71,7 +71,7 @@ _ALL = store.Statement("all", "All entries.", "SELECT sched_id, payload FROM age
 
 
 @pytest.mark.parametrize(
-    ("name", "in_test"), [("preload", 3), ("daemonize", 3), ("busy", 1), ("closes", 1), ("generations", 1)]
+    ("name", "in_test"), [("preload", 2), ("daemonize", 2), ("busy", 1), ("closes", 1), ("generations", 1)]
 )
 def test_nothing_acknowledged_is_lost_or_doubled(name: str, in_test: int, tmp_path: Path, rounds: Rounds) -> None:
     for seed in rounds(in_test):

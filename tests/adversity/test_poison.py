@@ -64,32 +64,35 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_an_agent_whose_plan_cannot_be_read_is_quarantined_and_the_fleet_goes_on(rota: Rota, plan: Any) -> None:
+def test_agents_whose_plans_cannot_be_read_are_quarantined_and_the_fleet_goes_on(rota: Rota) -> None:
     @rota.agent()
     def good(number: int) -> int:
         return number
 
-    bad = rota.command("bad", ["/bin/true"])
-    first = bad.enqueue(priority=9)
-    damage(rota.kernel, "UPDATE agent_processes SET metadata = ? WHERE pid = ?", plan, bad.pid)
+    bad = {name: rota.command(name, ["/bin/true"]) for name in PLANS}
+    first = {name: agent.enqueue(priority=9) for name, agent in bad.items()}
+    for name, plan in PLANS.items():
+        damage(rota.kernel, "UPDATE agent_processes SET metadata = ? WHERE pid = ?", plan, bad[name].pid)
     jobs = good.enqueue_many([{"number": number} for number in range(3)])
     for _ in range(2):  # a restart of the supervisor changes nothing
         rota.run(until_idle=True)
     assert [job.result() for job in jobs] == [0, 1, 2]
-    assert (first.entry().state, first.entry().attempt) == ("queued", 0)
-    assert str(rota.api.agents.get(bad.pid).paused_by).startswith("quarantine: ")
-    (alert,) = events(rota, AgentQuarantined.kind)
-    assert alert["reason"]
-    why = explain(rota.api, first.sched_id)  # type: ignore[arg-type]  # embedded: a Dispatcher
-    assert any("quarantine: " in reason.sentence() for reason in why.blocking)
-    assert any("settings" in each.words for each in why.changes)
+    for name, job in first.items():
+        assert (job.entry().state, job.entry().attempt) == ("queued", 0), name
+        assert str(rota.api.agents.get(bad[name].pid).paused_by).startswith("quarantine: "), name
+        why = explain(rota.api, job.sched_id)  # type: ignore[arg-type]  # embedded: a Dispatcher
+        assert any("quarantine: " in reason.sentence() for reason in why.blocking), name
+        assert any("settings" in each.words for each in why.changes), name
+    alerts = rota.api.journal.tail(kinds=(AgentQuarantined.kind,))
+    assert sorted(alert.pid or 0 for alert in alerts) == sorted(agent.pid for agent in bad.values())
+    assert all(alert.payload["reason"] for alert in alerts)
 
-    rota.command("bad", ["/bin/true"])  # the program that registers it writes its plan again
-    assert rota.api.agents.get(bad.pid).paused_by is None
+    for name in PLANS:
+        rota.command(name, ["/bin/true"])  # the program that registers it writes its plan again
+    assert [rota.api.agents.get(agent.pid).paused_by for agent in bad.values()] == [None] * len(PLANS)
     damage(rota.kernel, "UPDATE agent_schedule_queue SET runnable_at = 0, hold = NULL WHERE state = 'queued'")
     rota.run(until_idle=True)
-    assert first.entry().exit_kind == "completed"
+    assert {job.entry().exit_kind for job in first.values()} == {"completed"}
 
 
 def test_a_plan_that_an_upgrade_makes_readable_runs_after_the_next_start(rota: Rota) -> None:

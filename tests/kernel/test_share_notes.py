@@ -63,7 +63,7 @@ def test_processes_that_end_after_one_run_leave_no_notes(world: World, lab: int)
     spend(world, lab, 2)
     assert notes(world) == 1
     for _ in range(3):
-        world.kernel.env.cache._share_notes = ShareNotes()  # that of a new process
+        world.kernel.env.cache.share_notes = ShareNotes()  # that of a new process
         spend(world, lab, 4)
         assert notes(world) == 0
     assert counted(world) == {"lab": (15, 5)}

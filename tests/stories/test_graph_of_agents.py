@@ -160,7 +160,7 @@ def test_an_undisturbed_run_with_one_slot(desk: Desk) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_supervisors_that_are_killed_change_nothing(tmp_path: Path, rounds: Rounds, part: int) -> None:
-    for seed in (PARTS * number + part for number in rounds(3)):
+    for seed in (PARTS * number + part for number in rounds(2)):
         desk = Desk(tmp_path / str(seed))
         desk.live(seed, kills=2)
         run = desk.run()

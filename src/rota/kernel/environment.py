@@ -258,8 +258,18 @@ class KernelCache:
     """
 
     __slots__ = (
-        "_agents", "_due", "_due_again_at", "_due_version", "_facts_version", "_foreign_version", "_generation",
-        "_policy", "_projects", "_share_notes", "_share_window_s", "_touched",
+        "_agents",
+        "_due",
+        "_due_again_at",
+        "_due_version",
+        "_facts_version",
+        "_foreign_version",
+        "_generation",
+        "_policy",
+        "_projects",
+        "_share_window_s",
+        "_touched",
+        "share_notes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -270,7 +280,7 @@ class KernelCache:
         self._due_again_at = 0.0  # when it has to be read again, if others have written since
         self._policy: StorePolicy | None = None
         self._share_window_s: float | None = None
-        self._share_notes = ShareNotes()
+        self.share_notes = ShareNotes()
         self._agents: dict[int, CachedAgent] = {}
         self._projects: dict[str, CachedProject] = {}
         self._generation = 0
@@ -370,15 +380,15 @@ class KernelCache:
     def add_shares(self, tx: Transaction, runs: ProjectRuns, event_id: int, now: float) -> None:
         """Record what the runs whose end is this event count in the shares of their projects."""
         window_s = self.share_window_s(tx)
-        self.lower_due_summary(window_edge_at=self._share_notes.add(tx, runs, event_id, window_s, now))
+        self.lower_due_summary(window_edge_at=self.share_notes.add(tx, runs, event_id, window_s, now))
 
     def count_shares(self, tx: Transaction, now: float, *, ranks: bool = False) -> None:
         """Add what is noted to the share windows; if this process `ranks` projects by them, it notes nothing more."""
         window_s = self.share_window_s(tx)
         if ranks:
-            self._share_notes.rank(tx, window_s, now)
+            self.share_notes.rank(tx, window_s, now)
         else:
-            self.lower_due_summary(window_edge_at=self._share_notes.count_any(tx, window_s, now))
+            self.lower_due_summary(window_edge_at=self.share_notes.count_any(tx, window_s, now))
 
     # --- the rows of agents and projects
 

@@ -27,7 +27,8 @@ class ProjectShares:
 
     def sync(self, tx: Transaction, cache: KernelCache, now: float) -> Collection[str] | None:
         """Read the accounts that may have changed. Return their projects; None: all."""
-        cache.count_shares(tx, now, ranks=True)
+        if not cache.share_notes.ranks:
+            cache.count_shares(tx, now, ranks=True)
         touched = cache.touched_since(tx, self._mark)
         self._mark = cache.mark(tx)
         if touched is None:

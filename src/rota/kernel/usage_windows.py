@@ -115,12 +115,12 @@ class ShareNotes:
     """How one process records ended runs: noted, or added to the share windows at once if it ranks projects by them."""
 
     def __init__(self) -> None:
-        self._ranks = False
+        self.ranks = False
         self._turns_left = 1  # a process may end after one run: its first turn adds what it and others have noted
 
     def add(self, tx: Transaction, runs: ProjectRuns, event_id: int, window_s: float, now: float) -> float:
         """Record the runs whose end is this event; returns when the first usage that was added leaves its window."""
-        if self._ranks:
+        if self.ranks:
             _add_runs(tx, [(owner, *counted, now) for owner, counted in runs.items()])
             return now + window_s
         tx.run(sql.SHARE_NOTE, (event_id, now, _encode(runs).decode()))
@@ -134,9 +134,8 @@ class ShareNotes:
 
     def rank(self, tx: Transaction, window_s: float, now: float) -> None:
         """This process ranks projects: from now on its notes would only have to be summed up again in every pass."""
-        if not self._ranks:
-            self.count_any(tx, window_s, now)
-            self._ranks = True
+        self.count_any(tx, window_s, now)
+        self.ranks = True
 
     def count_any(self, tx: Transaction, window_s: float, now: float) -> float:
         """Like `count`, but if nothing is noted, nothing is written."""
