@@ -107,8 +107,15 @@ class Rings:
             self.apply(self.engine.step(event, self.now))
 
 
-@pytest.mark.parametrize("latency", ["normal", "sensitive"])
-@pytest.mark.parametrize("order", ["wake first", "block first"])
+@pytest.mark.parametrize(
+    ("order", "latency"),
+    [
+        ("wake first", "normal"),
+        ("block first", "sensitive"),
+        pytest.param("wake first", "sensitive", marks=pytest.mark.soak),
+        pytest.param("block first", "normal", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize(("count", "work_us"), [(2, 100), (10, 1_000), (3, 2_900)])
 @pytest.mark.parametrize("groups", ["none", "one", "one each"])
 def test_a_ring_neither_robs_a_hog_nor_is_robbed(

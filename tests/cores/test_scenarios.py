@@ -28,7 +28,7 @@ LONG_EVERY = 10
 BATCH = 10  # seeds in one test, so that a failure is found soon and the list stays short
 
 FIRST = int(os.environ.get("ROTA_CPU_FIRST_SEED", "0"))
-COUNT = int(os.environ.get("ROTA_CPU_SCENARIOS", "10000" if os.environ.get("ROTA_SOAK") else "40"))
+COUNT = int(os.environ.get("ROTA_CPU_SCENARIOS", "10000" if os.environ.get("ROTA_SOAK") else "30"))
 
 
 def run_watched(scenario: Scenario) -> Simulation:

@@ -21,7 +21,7 @@ from rota.rpc.methods import METHODS
 from tests.daemon.harness import Process, Raw, make_token
 from tests.daemon.http_client import rpc
 
-CASES = int(os.environ.get("ROTA_FUZZ_CASES", "100000" if "ROTA_SOAK" in os.environ else "600"))
+CASES = int(os.environ.get("ROTA_FUZZ_CASES", "100000" if "ROTA_SOAK" in os.environ else "300"))
 GROWTH_KIB_MAX = 96 * 1024  # the store's caches, the allocator's slack, and what the limits allow
 SEED = 20_260_508
 # what would rightly take long, or take the daemon's own file away

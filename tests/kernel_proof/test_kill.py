@@ -39,7 +39,7 @@ from tests.kernel_proof.workers import (
     write_for_ever,
 )
 
-ROUNDS = int(os.environ.get("ROTA_SOAK_ROUNDS", "500" if "ROTA_SOAK" in os.environ else "20"))
+ROUNDS = int(os.environ.get("ROTA_SOAK_ROUNDS", "500" if "ROTA_SOAK" in os.environ else "12"))
 ROUND_S = 10_000.0  # from one round to the next, by the clocks of those who work in them
 POLICIES = ("strict", "eevdf", "fair_share")
 WORDS_MAX = 20  # told by one process before it is killed
