@@ -258,18 +258,8 @@ class KernelCache:
     """
 
     __slots__ = (
-        "_agents",
-        "_due",
-        "_due_again_at",
-        "_due_version",
-        "_facts_version",
-        "_foreign_version",
-        "_generation",
-        "_policy",
-        "_projects",
-        "_share_window_s",
-        "_touched",
-        "share_notes",
+        "_agents", "_due", "_due_again_at", "_due_version", "_facts_version", "_foreign_version", "_generation",
+        "_policy", "_projects", "_share_window_s", "_touched", "share_notes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -384,11 +374,9 @@ class KernelCache:
 
     def count_shares(self, tx: Transaction, now: float, *, ranks: bool = False) -> None:
         """Add what is noted to the share windows; if this process `ranks` projects by them, it notes nothing more."""
-        window_s = self.share_window_s(tx)
+        self.lower_due_summary(window_edge_at=self.share_notes.count_any(tx, self.share_window_s(tx), now))
         if ranks:
-            self.share_notes.rank(tx, window_s, now)
-        else:
-            self.lower_due_summary(window_edge_at=self.share_notes.count_any(tx, window_s, now))
+            self.share_notes.ranks = True
 
     # --- the rows of agents and projects
 

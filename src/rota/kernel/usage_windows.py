@@ -115,7 +115,7 @@ class ShareNotes:
     """How one process records ended runs: noted, or added to the share windows at once if it ranks projects by them."""
 
     def __init__(self) -> None:
-        self.ranks = False
+        self.ranks = False  # if it does, its notes would only have to be summed up again in every pass
         self._turns_left = 1  # a process may end after one run: its first turn adds what it and others have noted
 
     def add(self, tx: Transaction, runs: ProjectRuns, event_id: int, window_s: float, now: float) -> float:
@@ -131,11 +131,6 @@ class ShareNotes:
         """Add everything that is noted to the windows; returns when the first of it leaves."""
         self._turns_left = NOTED_TURNS_MAX
         return count_notes(tx, window_s, now)
-
-    def rank(self, tx: Transaction, window_s: float, now: float) -> None:
-        """This process ranks projects: from now on its notes would only have to be summed up again in every pass."""
-        self.count_any(tx, window_s, now)
-        self.ranks = True
 
     def count_any(self, tx: Transaction, window_s: float, now: float) -> float:
         """Like `count`, but if nothing is noted, nothing is written."""
