@@ -13,6 +13,7 @@ from rota.clock import ManualClock
 from rota.errors import InvalidInput
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.tasks import TaskExecutorConfig, TaskResult
 from tests.graph.parts import log
 from tests.graph.worlds import make_runner, node, run
@@ -91,6 +92,36 @@ class TestBackgroundTasks:
         threading.Timer(0.0, future.set_result, (7,)).start()
         runner.run()
         assert log == [7]
+
+    @pytest.mark.parametrize("kind", ["task", "future"])
+    def test_a_run_that_handles_a_result_before_it_counts_as_delivered_still_becomes_idle(self, kind: str) -> None:
+        clock, handled = ManualClock(), threading.Event()
+        future: Future[int] = Future()
+
+        @component(outputs=())
+        def asker(context: GraphContext, task_ready: Any = None, future_ready: Any = None) -> None:
+            if task_ready is not None or future_ready is not None:
+                handled.set()
+            elif kind == "task":
+                context.submit(pow, 2, 5)
+            else:
+                context.watch(future)
+                threading.Timer(0.0, future.set_result, (7,)).start()
+
+        sources = [{"type": each} for each in ("task_ready", "future_ready", "request")]
+        runner = make_runner([node(asker, on="on_event", sources=sources)], run_until_idle=True, clock=clock)
+        runner.start()
+        tasks = runner._require_engine().tasks
+        deliver = tasks._deliver
+
+        def deliver_then_pause(component_id: str, port: str, payload: Any, /) -> None:
+            deliver(component_id, port, payload)
+            handled.wait(30)
+            clock.until_parked()  # the run has handled the result, and waits for work that it still sees in flight
+
+        tasks._deliver = deliver_then_pause
+        runner.send("asker", "go")
+        assert runner.run().scheduler_stop_reason is SchedulerStopReason.IDLE
 
     def test_a_component_without_the_event_source_may_not_submit(self) -> None:
         @component(outputs=())

@@ -141,6 +141,7 @@ class GraphEngine:
             self.clock,
             self.reports,
             self.deliver,
+            wake=self.wake_signal.notify,
             listeners={spec.id: event_ports(spec) for spec in self.plan.components.values()},
             limits=task_limits(self.plan),
         )

@@ -94,6 +94,7 @@ class TaskExecutor:
         reports: Reports,
         deliver: Deliver,
         *,
+        wake: Callable[[], None],
         listeners: Mapping[str, tuple[str, ...]],
         limits: Mapping[str, TaskLimit],
     ) -> None:
@@ -101,6 +102,7 @@ class TaskExecutor:
         self._clock = clock
         self._reports = reports
         self._deliver = deliver
+        self._wake = wake  # the run: it may have handled a result before that counted as delivered, and wait for this
         self._listeners = listeners  # by component: the inbox ports it has
         self._limits = limits  # by component
         self._lock = threading.Lock()
@@ -145,6 +147,7 @@ class TaskExecutor:
             self._deliver(component_id, "future_ready", finished)
             with self._lock:
                 self._in_flight -= 1
+            self._wake()
 
         future.add_done_callback(done)
 
@@ -196,6 +199,7 @@ class TaskExecutor:
                 self.budgets_exceeded += result.over_budget
                 if task.limit is not None:
                     task.limit.in_flight -= 1
+            self._wake()
 
     def _next(self) -> _Task | None:
         with self._lock:
