@@ -674,6 +674,7 @@ KEYS = {  # the tables that are damaged, and what identifies a row
     "entry_loans": "sched_id",
     "workspaces": "workspace_id",
     "kernel_meta": "key",
+    "share_notes": "event_id",
 }
 # what identifies the file; an operator who damages that has lost the store, not a row of it
 IDENTITY = ("schema_version", "store_id", "generation", "file:")

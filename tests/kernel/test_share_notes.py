@@ -159,12 +159,39 @@ def test_a_copy_of_a_store_has_what_is_noted(world: World, lab: int) -> None:
         assert shares(target) == {"lab": (3, 2)}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"lab": "much"}', '{"lab": [1]}'])
+DAMAGED = ("", "{", "7", "null", "[1]", '{"lab": 7}', '{"lab": "much"}', '{"lab": {}}', '{"lab": ["much", null]}')
+
+
+def damage_notes(world: World, text: str) -> None:
+    damage = Statement("test", "Made for a test.", f"UPDATE share_notes SET runs = '{text}'")
+    world.store.write(lambda tx: tx.run(damage))
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+@pytest.mark.parametrize("policy", ["fair_share", "wfq", "eevdf"])
+def test_a_damaged_note_stops_no_claim_that_ranks_projects(world: World, lab: int, policy: str, text: str) -> None:
+    dispatcher = Dispatcher(world.kernel, policy)
+    world.put(lab)
+    assert len(dispatcher.claim("w", 1)) == 1
+    world.kernel.env.cache.share_notes, ranks = ShareNotes(), world.kernel.env.cache.share_notes
+    spend(world, lab, 1)
+    spend(world, lab, 2)  # noted, by a process that does not rank
+    world.kernel.env.cache.share_notes = ranks
+    assert notes(world) == 1
+    damage_notes(world, text)
+    world.put(lab)
+    world.kernel.env.cache.invalidate()  # another process has written: everything is read again
+    assert len(dispatcher.claim("w", 1)) == 1
+    failures = world.rows("SELECT payload FROM agent_events WHERE kind = 'kernel.policy.fell_back'")
+    assert failures == []
+    assert shares(world.store) == {"lab": (1, 1)}
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, '{"lab": [1]}'])
 def test_a_damaged_note_stops_no_run_from_ending(world: World, lab: int, text: str) -> None:
     spend(world, lab, 1)
     spend(world, lab, 2)
-    damage = Statement("test", "Made for a test.", f"UPDATE share_notes SET runs = '{text}'")
-    world.store.write(lambda tx: tx.run(damage))
+    damage_notes(world, text)
     world.kernel.env.cache.share_notes = ShareNotes()  # that of a new process, whose first turn counts what is noted
     spend(world, lab, 4)
     assert (counted(world), notes(world)) == ({"lab": (5, 2)}, 0)

@@ -142,7 +142,7 @@ def count_notes(tx: Transaction, window_s: float, now: float = 0.0) -> float:
     width_s = window_s / BUCKETS
     sums: dict[tuple[str, int], tuple[int, int, float]] = {}  # by project and bucket: usage, runs, the last instant
     for noted_at, text in tx.run(sql.SHARE_NOTES_TAKE):
-        if noted_at + window_s + width_s <= now:
+        if not isinstance(noted_at, float) or noted_at + window_s + width_s <= now:
             continue
         for owner, (used, runs) in _runs_in(text).items():
             bucket = owner, int(noted_at / width_s)

@@ -659,6 +659,15 @@ POSTGRES_STEPS: dict[int, str] = {
             noted_at double precision NOT NULL,
             runs text COLLATE "C" NOT NULL
         );
+        -- nothing for a note that cannot be read: a cast would fail the statement
+        CREATE FUNCTION rota_noted_runs(runs text) RETURNS TABLE (owner text, used bigint, ended bigint)
+            IMMUTABLE STRICT LANGUAGE plpgsql AS $$
+        BEGIN
+            RETURN QUERY SELECT e.key, (e.value ->> 0)::bigint, (e.value ->> 1)::bigint FROM json_each(runs::json) e
+                WHERE json_typeof(e.value) = 'array';
+        EXCEPTION WHEN others THEN
+            RETURN;
+        END $$;
         ALTER TABLE share_notes SET (autovacuum_vacuum_scale_factor = 0, autovacuum_analyze_scale_factor = 0,
             autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_threshold = 1000, autovacuum_analyze_threshold = 1000);
     """,

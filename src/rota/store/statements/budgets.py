@@ -139,7 +139,9 @@ SHARES = Statement(
     "LEFT JOIN projects p ON p.project_id = n.value LEFT JOIN project_flows f ON f.project_id = n.value "
     "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN (SELECT k.key AS owner, "
     "sum(json_extract(k.value, '$[0]')) AS used, sum(json_extract(k.value, '$[1]')) AS ended "
-    "FROM share_notes, json_each(runs) k GROUP BY k.key) s ON s.owner = n.value LEFT JOIN ("
+    "FROM share_notes, json_each(CASE WHEN json_valid(runs) THEN runs ELSE '{}' END) k "  # damaged ones count nothing
+    "WHERE CASE k.type WHEN 'array' THEN json_type(k.value, '$[0]') = 'integer' "
+    "AND json_type(k.value, '$[1]') = 'integer' END GROUP BY k.key) s ON s.owner = n.value LEFT JOIN ("
     "SELECT coalesce(project_id, '') AS name, count(*) AS live, sum(max(estimate, 1)) AS reserved "
     "FROM agent_schedule_queue WHERE state = 'dispatched' GROUP BY project_id) l ON l.name = n.value "
     "WHERE n.value = '' OR p.project_id IS NOT NULL",
@@ -149,9 +151,9 @@ SHARES = Statement(
     "SELECT jsonb_array_elements_text(?1::jsonb) AS value UNION ALL SELECT project_id FROM projects WHERE ?1 IS NULL "
     "UNION ALL SELECT '' WHERE ?1 IS NULL) n "
     "LEFT JOIN projects p ON p.project_id = n.value LEFT JOIN project_flows f ON f.project_id = n.value "
-    "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN (SELECT k.key AS owner, "
-    "sum((k.value ->> 0)::bigint)::bigint AS used, sum((k.value ->> 1)::bigint)::bigint AS ended "
-    "FROM share_notes, jsonb_each(runs::jsonb) k GROUP BY k.key) s ON s.owner = n.value LEFT JOIN ("
+    "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN (SELECT k.owner, "
+    "sum(k.used)::bigint AS used, sum(k.ended)::bigint AS ended "
+    "FROM share_notes, rota_noted_runs(runs) k GROUP BY k.owner) s ON s.owner = n.value LEFT JOIN ("
     "SELECT coalesce(project_id, '') AS name, count(*) AS live, sum(greatest(estimate, 1))::bigint AS reserved "
     "FROM agent_schedule_queue WHERE state = 'dispatched' GROUP BY project_id) l ON l.name = n.value "
     "WHERE n.value = '' OR p.project_id IS NOT NULL",
