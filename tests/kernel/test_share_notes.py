@@ -1,4 +1,4 @@
-"""Ended runs are noted, and added to the share windows of their projects later: whoever reads shares sees the same."""
+"""Ended runs are noted, and added to the share windows of their projects later: every reader sees the same shares."""
 
 from __future__ import annotations
 

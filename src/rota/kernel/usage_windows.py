@@ -10,8 +10,8 @@ exact value by at most one bucket.
 
 The runs that end count in the share windows of their projects. Every process would write these few rows in every turn,
 and on a server that is a tenth of a turn. So ended runs are only noted (`ShareNotes`), in one row, and the notes of
-many turns are added to the windows together. Who reads shares adds what is noted to the sum of the window
-(statement `shares`), so it makes no difference to them when that happens.
+many turns are added to the windows together. The statement that reads shares (`shares`) adds what is noted to the sum
+of the window, so a policy sees the same whenever that happens.
 
 A window can get another length (`resize`): each bucket moves into the bucket of the new window that contains its end,
 so nothing is dropped too early. What a shorter window has dropped stays dropped.
