@@ -14,6 +14,7 @@ from rota import Rota
 from rota.clock import SystemClock
 from rota.fleet.on_ray import ray_runs, supervised_ray
 from rota.model.ray import RayCluster
+from rota.model.reasons import NotPlaced
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from tests.on_ray.shared_cluster import TestCluster, shared_cluster
@@ -61,7 +62,10 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 def why_not(rota: Rota, sched_id: int) -> Any:
     assert isinstance(rota.api, Dispatcher)
-    return explain(rota.api, sched_id).workers
+    found = explain(rota.api, sched_id)
+    if isinstance(found.workers, NotPlaced):
+        assert found.changes[0].words == NotPlaced.remedy
+    return found.workers
 
 
 class World:

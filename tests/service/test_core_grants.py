@@ -291,6 +291,10 @@ def test_why_says_that_the_cores_were_refused_and_who_has_them(world: World) -> 
     assert found.workers.held_by == (first[0],)
     assert "1 core asked of box, 0 free" in found.workers.sentence()
     assert "refused the cores that it asked for" in [step.words for step in found.story]
+    assert [change.words for change in found.changes] == [
+        "wait for a lease to end, or ask for less",  # being runnable earlier alone would not start it
+        "make it runnable now",
+    ]
 
 
 def test_this_host_has_this_process_cores() -> None:

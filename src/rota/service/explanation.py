@@ -47,7 +47,7 @@ from rota.model import reasons
 from rota.model.checks import Checks
 from rota.model.explanation import EntryAhead, Explanation, StartEstimate, Suggestion
 from rota.model.lifecycle import EntryState
-from rota.model.reasons import BlockingBase, BlockingReason, OrderingReason
+from rota.model.reasons import BlockingBase, BlockingReason, OrderingReason, WorkerReason
 from rota.model.work import ReadyEntry, ScheduleSpec
 from rota.policy.contract import Policy
 from rota.service.candidate_windows import WINDOW_MAX
@@ -165,6 +165,9 @@ def _explain(
         result = result._replace(ordering=(_waits_for_worker(dry_run, row),))
     elif not blocking:
         result = _make_claim(copy(), dry_run, row, request, choice.policy)
+    against: WorkerReason | None = None
+    if row[STATE] == EntryState.QUEUED:
+        against = workers.reason_against(row[KIND], lambda: start_command(dry_run.tx, agent), row[0])
     return Explanation(
         sched_id=row[0],
         pid=row[PID],
@@ -180,13 +183,11 @@ def _explain(
         policy_source=choice.source + _instead_of(choice.policy, result.policy),
         blocking=blocking,
         ordering=result.ordering,
-        workers=workers.reason_against(row[KIND], lambda: start_command(dry_run.tx, agent), row[0])
-        if row[STATE] == EntryState.QUEUED
-        else None,
+        workers=against,
         position=result.position,
         ahead=_ahead(dry_run, result.first[:NAMED_MAX]),
         estimate=_estimate(dry_run, row, blocking, result.ordering),
-        changes=tuple(_suggestions(dry_run, row, blocking, result)),
+        changes=tuple(_suggestions(dry_run, row, blocking, result, against)),
         graph=graph_node_of(dry_run.tx, entry_from_row(row)),
     )
 
@@ -399,9 +400,15 @@ def _by_claim_rate(dry_run: DryRun, outranked: reasons.Outranked) -> StartEstima
 
 
 def _suggestions(
-    dry_run: DryRun, row: Row, blocking: Sequence[BlockingBase], result: _ClaimResult
+    dry_run: DryRun,
+    row: Row,
+    blocking: Sequence[BlockingBase],
+    result: _ClaimResult,
+    against: WorkerReason | None,
 ) -> Iterator[Suggestion]:
     """The smallest change for each blocking reason; for the order one change is enough."""
+    if isinstance(against, reasons.CoresRefused | reasons.NotPlaced):  # else it would only be refused again
+        yield Suggestion(against.remedy)
     yield from suggestions_for(dry_run, row, blocking)
     if any(isinstance(reason, reasons.NoSlot) for reason in result.ordering):
         yield Suggestion(f"start a worker that has a slot of kind {row[KIND]}")
