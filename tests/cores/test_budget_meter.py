@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rota.cores.budget_meter import BudgetMeter
 from rota.model.budgets import REFILLS_MAX
-from rota.policy.replenishment import Allowance, adjusted, available, charged, checked, full, refilled
+from rota.policy.replenishment import Allowance, adjusted, available, charged, checked, full, next_refill_at, refilled
 
 MS = 1_000_000
 
@@ -123,3 +123,24 @@ def test_a_meter_of_many_spendings_stays_small() -> None:
         meter.settle(100_000, at=now, now=now)
         assert len(meter.allowance().refills) <= REFILLS_MAX
     checked(meter.allowance())
+
+
+turns = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 130)), max_size=60)
+
+
+@given(st.sampled_from([7, 60, 100]), st.sampled_from([10, 60, 300]), turns)
+def test_turns_that_use_more_than_there_is_are_charged_as_the_plain_functions_say(
+    budget: int, period: int, story: list[tuple[int, int]]
+) -> None:
+    plain, now = Plain(budget, period), 0
+    meter = BudgetMeter(plain.allowance, now)
+    for wait, used in story:
+        began = now = now + wait
+        now += used  # nobody ended the turn when the budget was used up
+        meter.settle(used, began, now)
+        plain.settle(0, used, began, now)
+        meter.refill(now)
+        plain.take_in(now)
+        assert pending(meter.allowance(), now) == pending(plain.allowance, now)
+        assert meter.room == available(plain.allowance, now)
+        assert meter.next_refill_at == next_refill_at(plain.allowance, now)

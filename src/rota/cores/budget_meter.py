@@ -30,7 +30,7 @@ one is then counted as if it had begun no earlier, so that refills stay in order
 from __future__ import annotations
 
 from rota.model.budgets import REFILLS_MAX
-from rota.policy.replenishment import Allowance, adjusted, bound, charged, checked, refilled
+from rota.policy.replenishment import Allowance, adjusted, after_charge, bound, charged, checked, refilled
 
 __all__ = ["BudgetMeter"]
 
@@ -131,13 +131,19 @@ class BudgetMeter:
 
     def allowance(self) -> Allowance:
         """The meter as a plain value."""
-        pending = list(self._earlier or ())
-        if self._last_amount:
-            pending.append((self._last_at, self._last_amount))
-        pending = [refill for refill in pending if refill[0] > self.since]  # the others are due and not applied yet
-        available = self.budget - sum(amount for _, amount in pending)
+        refills = [refill for refill in self._refills() if refill[0] > self.since]  # the others are due
+        available = self.budget - sum(amount for _, amount in refills)
         first = ((self.since, available),) if available else ()
-        return checked(Allowance(self.budget, self.period, (*first, *pending), self._adjustment))
+        return checked(Allowance(self.budget, self.period, (*first, *refills), self._adjustment))
+
+    def _refills(self) -> list[tuple[int, int]]:
+        """What is available and what is pending, as the plain functions have it."""
+        refills = [(self.since, self.left)] if self.left else []
+        if self._earlier:
+            refills += self._earlier
+        if self._last_amount:
+            refills.append((self._last_at, self._last_amount))
+        return refills
 
     def _settle(self, used: int, at: int, now: int) -> None:
         """Charge any amount, with any pending refills: those that came after the spending began are used last."""
@@ -148,8 +154,11 @@ class BudgetMeter:
         self.since = at
         self.used += used
         left, due_at, last_at = self.left - used, at + self.period, self._last_at
-        if left <= 0 or self._adjustment is not None or due_at < last_at:
+        if self._adjustment is not None:
             self._set(charged(self.allowance(), used, at), now)
+            return
+        if left <= 0 or due_at < last_at:
+            self._load(after_charge(self._refills(), used, at, self.budget, self.period), now)
             return
         self.left = left
         if due_at == last_at:
@@ -170,13 +179,18 @@ class BudgetMeter:
 
     def _set(self, allowance: Allowance, now: int) -> None:
         """Load a plain value."""
-        allowance = refilled(allowance, now)
+        allowance = refilled(allowance, now)  # an adjustment may be due
         self.budget, self.period, self._adjustment = allowance.budget, allowance.period, allowance.adjustment
-        pending, available = list(allowance.refills), 0
-        if pending[0][0] <= now:
-            begins, available = pending.pop(0)
-            self.since = max(self.since, begins)
-        self.left = available
+        self._load(list(allowance.refills), now)
+
+    def _load(self, refills: list[tuple[int, int]], now: int) -> None:
+        """Replace what is available and pending."""
+        self.left = 0
+        while refills and refills[0][0] <= now:
+            begins, amount = refills.pop(0)
+            self.left += amount
+            if begins > self.since:
+                self.since = begins
         # without an amount nothing is pending, and all of it is available since that instant
-        self._last_at, self._last_amount = pending.pop() if pending else (self.since, 0)
-        self._earlier = pending if pending or self._adjustment is not None else None  # None: the fast path applies
+        self._last_at, self._last_amount = refills.pop() if refills else (self.since, 0)
+        self._earlier = refills if refills or self._adjustment is not None else None  # None: the fast path applies

@@ -44,6 +44,7 @@ caller keeps.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -56,6 +57,7 @@ __all__ = [
     "Adjustment",
     "Allowance",
     "adjusted",
+    "after_charge",
     "available",
     "bound",
     "charged",
@@ -162,11 +164,16 @@ def charged(allowance: Allowance, amount: int, at: int, *, refills_max: int = RE
         shorter = ((begins, part - amount), *refills[1:], (due, amount))
         return Allowance(budget, period, shorter, allowance.adjustment)
     _checks.whole("amount", amount, 0)
-    return _with(allowance, _after(refills, amount, at, budget, period), refills_max) if amount else allowance
+    if not amount:
+        return allowance
+    after = after_charge(refills, amount, at, budget, period, refills_max=refills_max)
+    return checked(Allowance(budget, period, tuple(after), allowance.adjustment))
 
 
-def _after(before: tuple[_Refill, ...], amount: int, at: int, budget: int, period: int) -> list[_Refill]:
-    """Return the refills after a charge of any size."""
+def after_charge(
+    before: Sequence[_Refill], amount: int, at: int, budget: int, period: int, *, refills_max: int = REFILLS_MAX
+) -> list[_Refill]:
+    """Return the refills after a charge of any size. The caller vouches for the numbers."""
     refills = list(before)
     if amount >= budget:
         # each time the whole budget is taken, every refill moves back once
@@ -181,6 +188,7 @@ def _after(before: tuple[_Refill, ...], amount: int, at: int, budget: int, perio
             part = amount
         amount -= part
         _put(refills, max(begins, at) + period, part)
+    bound(refills, refills_max)
     return refills
 
 
