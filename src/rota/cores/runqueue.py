@@ -195,24 +195,23 @@ class RunQueue:
     def enter(self, schedulable: Schedulable, now: int) -> None:
         """A schedulable became runnable: it has the lag with which it left."""
         weight, weighted, own = self.weight, self.weighted, schedulable.weight
+        elapsed = weighted  # Σ weight × virtual time, including the slice in progress: `weight` times the queue's time
         if self.current is not None:
-            time = (weighted + (now - self._since_ns) * SCALE) // weight
-        elif weight:
-            time = weighted // weight
-        else:
+            elapsed += (now - self._since_ns) * SCALE
+        elif not weight:
             self._span_max = schedulable.span  # it is alone: it owes nothing to another one
             self.enter_at(schedulable, self._clock)
             return
         if self.common is not None:
-            self._set_lag_here(schedulable, self.common, time, now)
+            self._set_lag_here(schedulable, self.common, elapsed // weight, now)
         ahead = schedulable.ahead
-        if ahead > 0 and time >= schedulable.virtual_time:  # the queue's time has passed its debt
+        if ahead > 0 and elapsed >= schedulable.virtual_time * weight:  # the queue's time has passed its debt
             debt = ahead * own
             if debt <= (now - self._forgiven_at_ns) * FORGIVEN_PER_NS and self._forgive(debt, now):
                 schedulable.ahead = ahead = 0
         # joining moves the queue's time towards the newcomer, which is taken into account
         joined = weight + own
-        virtual_time = time + ahead * joined // weight
+        virtual_time = (elapsed + ahead * joined) // weight
         if not self._is_eevdf:
             self.enter_at(schedulable, virtual_time)
             return
@@ -220,7 +219,7 @@ class RunQueue:
         schedulable.virtual_time = virtual_time
         # one with the longest span is not picked too early from the eligible heap either
         entry = virtual_time << TAIL_BITS | schedulable.tail
-        if virtual_time <= time or schedulable.span >= self._span_max:
+        if ahead <= 0 or schedulable.span >= self._span_max:
             schedulable.entry = entry = entry + schedulable.entry_span
             heappush(self._eligible, entry)
             if schedulable.span > self._span_max:  # noqa: PLR1730  # max() costs a call at every wake
