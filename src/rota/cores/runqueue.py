@@ -205,10 +205,14 @@ class RunQueue:
         if self.common is not None:
             self._set_lag_here(schedulable, self.common, elapsed // weight, now)
         ahead = schedulable.ahead
-        if ahead > 0 and elapsed >= schedulable.virtual_time * weight:  # the queue's time has passed its debt
-            debt = ahead * own
-            if debt <= (now - self._forgiven_at_ns) * FORGIVEN_PER_NS and self._forgive(debt, now):
-                schedulable.ahead = ahead = 0
+        # rarely true, so asked first: so much may be forgiven, and the queue's time has passed its debt
+        if (
+            ahead > 0
+            and ahead * own <= (now - self._forgiven_at_ns) * FORGIVEN_PER_NS
+            and elapsed >= schedulable.virtual_time * weight
+            and self._forgive(ahead * own, now)
+        ):
+            schedulable.ahead = ahead = 0
         # joining moves the queue's time towards the newcomer, which is taken into account
         joined = weight + own
         virtual_time = (elapsed + ahead * joined) // weight
@@ -218,7 +222,7 @@ class RunQueue:
         # `enter_at` inlined with the known values: nearly every wake comes this way
         schedulable.virtual_time = virtual_time
         # one with the longest span is not picked too early from the eligible heap either
-        entry = virtual_time << TAIL_BITS | schedulable.tail
+        entry = (virtual_time << TAIL_BITS) + schedulable.tail
         if ahead <= 0 or schedulable.span >= self._span_max:
             schedulable.entry = entry = entry + schedulable.entry_span
             heappush(self._eligible, entry)
