@@ -276,12 +276,15 @@ class RunQueue:
             return None
         eligible, schedulables = self._eligible, self._schedulables
         last: int | None = None  # became eligible: it is pushed and the first one popped in one operation
-        while waiting and waiting[0] >> TAIL_BITS <= time:
-            entry = heappop(waiting)
-            schedulable = schedulables[entry & INDEX_MASK]
+        while waiting:
+            schedulable = schedulables[(entry := waiting[0]) & INDEX_MASK]
             if schedulable.entry is not entry:
+                heappop(waiting)
                 self._drop_stale()
                 continue
+            if schedulable.virtual_time > time:
+                break
+            heappop(waiting)
             if last is not None:
                 heappush(eligible, last)
             schedulable.entry = last = entry + schedulable.entry_span
