@@ -236,9 +236,10 @@ class RunQueue:
 
     def _set_lag_here(self, schedulable: Schedulable, common: CommonTime, time: int, now: int) -> None:
         """Count the lag that a schedulable has kept from this queue's time, and no longer from the common time."""
-        weight, limit = self.weight, -schedulable.ahead_min
-        ahead = (common.at(now) + schedulable.ahead - self.base - time) * weight // (weight + schedulable.weight)
-        schedulable.ahead = min(max(ahead, -limit), limit)
+        weight, least = self.weight, schedulable.ahead_min
+        common_time = common.origin + common.speed * now  # `common.at`, inlined
+        ahead = (common_time + schedulable.ahead - self.base - time) * weight // (weight + schedulable.weight)
+        schedulable.ahead = least if ahead < least else -least if ahead > -least else ahead
 
     def _forgive(self, debt: int, now: int) -> bool:
         """Use up what may be forgiven now; return whether it was enough."""
@@ -265,7 +266,10 @@ class RunQueue:
             time = weighted // others if others else after
             common, least = self.common, current.ahead_min
             # rarely negative, what is divided: dividing a negative number takes Python twice the time
-            ahead = (after - time) * others // weight if common is None else after + self.base - common.at(now)
+            if common is None:
+                ahead = (after - time) * others // weight
+            else:
+                ahead = after + self.base - common.origin - common.speed * now  # `common.at`, inlined
             current.ahead = ahead if ahead > least else least  # noqa: FURB136  # max() costs a call at every stop
             if not others:
                 self._clock, self.current = after, None

@@ -234,7 +234,7 @@ class Simulation:
         now = self.now
         self._on_core[core] = thread
         thread.started_at_ns = now
-        if thread.begins_when_run and not thread.remaining_ns:
+        if not thread.remaining_ns and thread.begins_when_run:
             thread.begin(now)
         if thread.woken_at_ns is not None:
             thread.latencies.append(now - thread.woken_at_ns)
