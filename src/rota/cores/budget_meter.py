@@ -29,12 +29,15 @@ one is then counted as if it had begun no earlier, so that refills stay in order
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rota.model.budgets import REFILLS_MAX
 from rota.policy.replenishment import Allowance, adjusted, after_charge, bound, charged, checked, refilled
 
 __all__ = ["BudgetMeter"]
 
 PENDING_MAX = REFILLS_MAX - 1  # the available amount is a refill too
+PERIODS_CACHED_MAX = 4_096
 
 
 class BudgetMeter:
@@ -180,7 +183,7 @@ class BudgetMeter:
     def _set(self, allowance: Allowance, now: int) -> None:
         """Load a plain value."""
         allowance = refilled(allowance, now)  # an adjustment may be due
-        self.budget, self.period, self._adjustment = allowance.budget, allowance.period, allowance.adjustment
+        self.budget, self.period, self._adjustment = allowance.budget, _shared(allowance.period), allowance.adjustment
         self._load(list(allowance.refills), now)
 
     def _load(self, refills: list[tuple[int, int]], now: int) -> None:
@@ -194,3 +197,9 @@ class BudgetMeter:
         # without an amount nothing is pending, and all of it is available since that instant
         self._last_at, self._last_amount = refills.pop() if refills else (self.since, 0)
         self._earlier = refills if refills or self._adjustment is not None else None  # None: the fast path applies
+
+
+@lru_cache(PERIODS_CACHED_MAX)
+def _shared(period: int) -> int:
+    """Return one integer object for all meters with equal periods, so that it stays in the processor's cache."""
+    return period
