@@ -239,7 +239,7 @@ class RunQueue:
         weight, least = self.weight, schedulable.ahead_min
         common_time = common.origin + common.speed * now  # `common.at`, inlined
         ahead = (common_time + schedulable.ahead - self.base - time) * weight // (weight + schedulable.weight)
-        schedulable.ahead = least if ahead < least else -least if ahead > -least else ahead
+        schedulable.ahead = least if ahead < least else min(ahead, -least)
 
     def _forgive(self, debt: int, now: int) -> bool:
         """Use up what may be forgiven now; return whether it was enough."""

@@ -239,8 +239,10 @@ class ClaimPass:
         if sched_id in self._claimed_ids:  # a pass that proposes it twice gets it once
             self._skipped_ids = _plus(self._skipped_ids, sched_id)
             return reasons.NotQueued(state=_DISPATCHED)
-        if self._due.any_limit or row[NEEDS] is not None or not (
-            project_id in self._open_projects or self._is_open(project_id)
+        if (
+            self._due.any_limit
+            or row[NEEDS] is not None
+            or not (project_id in self._open_projects or self._is_open(project_id))
         ):
             entry = CheckedEntry.from_row(row)
             if entry.needs is not UNREADABLE_NEEDS:  # otherwise `write` ends it, and nothing can block that
