@@ -192,7 +192,8 @@ class BudgetMeter:
         while refills and refills[0][0] <= now:
             begins, amount = refills.pop(0)
             self.left += amount
-            self.since = max(self.since, begins)
+            if begins > self.since:  # noqa: PLR1730  # max() costs a call at every refill
+                self.since = begins
         # without an amount nothing is pending, and all of it is available since that instant
         self._last_at, self._last_amount = refills.pop() if refills else (self.since, 0)
         self._earlier = refills if refills or self._adjustment is not None else None  # None: the fast path applies
