@@ -6,7 +6,6 @@ on a file, and everything that the kernel concludes from that holds: ids in the 
 budgets, memory that is valid until another process has written.
 
     trip 1      BEGIN · take the lock · read who wrote last, the last ids, the schema's version and the time
-                (that of entries is only read by processes that add some)
                 · and what the kernel foretells that it reads after others have changed what it remembers
     trips       statements with rows, each with the writes that were queued before it
     last trip   the other writes · notify · COMMIT · flush
@@ -64,7 +63,6 @@ from rota.store.statements.journal import EVENT_APPEND
 __all__ = ["FLUSH", "LAST_NEWS", "Durability", "PostgresEngine", "channel", "turn_key"]
 
 Durability = Literal["full", "normal"]
-_CLOCK_OFFSET = "clock_offset"
 _WORD = re.compile(r"\w+")
 ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
 _BEGIN = "BEGIN"
@@ -72,17 +70,18 @@ _LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
 _INBOX = "(SELECT true FROM enqueue_inbox ORDER BY inbox_id LIMIT 1) IS NOT NULL"  # a program has enqueued
 LAST_NEWS = "coalesce(pg_sequence_last_value('news'::regclass), 0)"  # the last number that was taken
 _FACTS = "coalesce(pg_sequence_last_value('facts'::regclass), 0)"
-_LAST_EVENT = "coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0)"
-_LAST_ENTRY = "coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"
 _TURN = f"""SELECT {LAST_NEWS}, {_FACTS},
-    {_LAST_EVENT},
+    coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0),
     (SELECT value FROM kernel_meta WHERE key = 'schema_version'),
+    (SELECT value FROM kernel_meta WHERE key = 'clock_offset'),
     extract(epoch FROM clock_timestamp())::double precision,
     {_INBOX}"""  # noqa: S608  # a constant
 _SINCE = f"{_FACTS} <> $%d::bigint OR {_INBOX}"  # others have changed some
 _SETTINGS = f"SELECT key, value FROM kernel_meta WHERE key = ANY ($1::text[]) AND ({_SINCE % 2})"  # noqa: S608  # as above
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
-_LAST_IDS = f"SELECT {_LAST_EVENT}, {_LAST_ENTRY}"
+_LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
 _NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
 _NEWS_AND_FACTS = "SELECT nextval('news'), pg_notify($1, currval('news')::text), nextval('facts')"
 # the setting ends with its own transaction, which is over when the log is flushed
@@ -137,16 +136,14 @@ class PostgresEngine:
         self.also_foretold: list[tuple[Statement, Row]] = []  # by this transaction itself
         self.is_pending = False  # the turn is asked for, and the answer not read
         self._foretold: dict[tuple[Statement, Row], str] = {}  # what is read so, and the text for it
-        self._settings: dict[str, None] = {_CLOCK_OFFSET: None}  # the settings that are read so
+        self._settings: dict[str, None] = {}  # the settings that are read so
         self._clock = clock  # it is set by the time of the server, in every turn
-        self._clock_offset: str | None = None  # the setting with which the clock of a new process begins
         self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
         self._pipeline: Pipeline | None = None
         self._key = turn_key(address.schema)
         self._channel = channel(address.schema)
         self.flush_mode = "on"  # the synchronous_commit that the server's administrator has chosen
-        self._last_ids: dict[str, int] = {}  # of events and entries, as far as they were read
-        self._adds_entries = False  # it has added one, so every turn reads the last id of entries too
+        self._last_ids = {"event": 0, "entry": 0}
         self._changed_before = 0  # `changed` when the transaction began
         self._requests = 0  # of this transaction
         self._aborted = False  # the server has undone it
@@ -319,8 +316,6 @@ class PostgresEngine:
         pipeline.send(_BEGIN)
         pipeline.send(_LOCK, (self._key,))
         pipeline.send(_TURN)
-        if self._adds_entries:
-            pipeline.send(_LAST_IDS)
         if self._reads_facts:
             self._send_facts()
 
@@ -336,13 +331,12 @@ class PostgresEngine:
         self.is_pending = False
         asked_at = SystemClock.monotonic()
         _, _, (turn,), *found = pipeline.collect()
-        news, facts, event_id, version, time_s, inbox = turn
+        news, facts, event_id, sched_id, version, clock_offset, time_s, inbox = turn
         if version != str(LATEST):
             text = f"schema_version is {version} now; this process writes {LATEST}"
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
-        self._last_ids, self.ids_known = {"event": event_id}, True
-        if self._adds_entries:
-            ((_, self._last_ids["entry"]),), *found = found
+        self._last_ids = {"event": event_id, "entry": sched_id}
+        self.ids_known = True
         # the request's own reads come last: what was foretold was put into the buffer before them, if it was
         also = found[len(found) - len(self.also_foretold) :]
         if inbox or news != self._news:  # a program's own transaction takes no number
@@ -358,14 +352,13 @@ class PostgresEngine:
             settings, *foretold = found
             self.foretold = dict(zip(self._foretold, foretold, strict=False))
             values: dict[str, Any] = dict(settings)
-            self._clock_offset = values.get(_CLOCK_OFFSET)
             for key in self._settings:
                 self.foretold[META_GET, (key,)] = [(values[key],)] if key in values else []
         self._reads_facts = changed  # most likely as in this turn
         for read, rows in zip(self.also_foretold, also, strict=True):
             self.foretold[read] = rows
         if self._clock is not None:
-            while not self._clock.set_by(asked_at, time_s, self._clock_offset):
+            while not self._clock.set_by(asked_at, time_s, clock_offset):
                 asked_at = SystemClock.monotonic()
                 ((time_s,),) = pipeline.rows(_TIME)
 
@@ -393,13 +386,10 @@ class PostgresEngine:
 
     def take_ids(self, statement: Statement, count: int) -> int:
         """Return the first of so many new ids. The rows must be inserted in this transaction."""
-        kind = "event" if statement is EVENT_APPEND else "entry"
-        if kind == "entry":
-            self._adds_entries = True
-        if not self.ids_known or kind not in self._last_ids:
+        if not self.ids_known:
             ((event_id, sched_id),) = self.pipeline.rows(_LAST_IDS)
-            known = self._last_ids if self.ids_known else {}
-            self._last_ids, self.ids_known = {"event": event_id, "entry": sched_id, **known}, True
+            self._last_ids, self.ids_known = {"event": event_id, "entry": sched_id}, True
+        kind = "event" if statement is EVENT_APPEND else "entry"
         first_id = self._last_ids[kind] + 1
         self._last_ids[kind] += count
         return first_id

@@ -288,8 +288,7 @@ LIVE_RUNS = Statement(
 _RUN = (
     "sched_id, state, token, pid, project_id, attempt, max_attempts, options, estimate, spent, dispatched_at, "
     "cancel_requested, worker_id, needs, "
-    "CASE WHEN EXISTS (SELECT 1 FROM entry_after a WHERE a.waits_for = agent_schedule_queue.sched_id) "
-    "THEN 1 ELSE 0 END"  # a server's truth values would be converted one by one
+    "EXISTS (SELECT 1 FROM entry_after a WHERE a.waits_for = agent_schedule_queue.sched_id)"
 )
 RUNS = Statement(
     "claims_of",
