@@ -141,6 +141,31 @@ def test_enqueue_unique_finds_what_waits_or_runs_for_the_same_agent_and_trigger(
     assert (second != first, created) == (True, True)
 
 
+def test_enqueue_unique_may_compare_agents_alone_or_payloads_too(world: World, pid: int) -> None:
+    first = world.put(pid, trigger="event", payload={"n": 1})
+    for dedupe_by in (("pid",), ("pid", "payload"), ("pid", "trigger", "payload")):
+        same = ScheduleSpec(pid, trigger="event", payload={"n": 1})
+        assert world.queue.enqueue_unique(same, dedupe_by=dedupe_by) == (first, False)
+    later, created = world.queue.enqueue_unique(ScheduleSpec(pid, payload={"n": 2}), dedupe_by=("pid", "payload"))
+    assert created
+    assert world.queue.enqueue_unique(ScheduleSpec(pid, payload={"n": 1}), dedupe_by=("pid", "payload")) == (
+        first,
+        False,
+    )
+    assert world.queue.enqueue_unique(ScheduleSpec(pid, payload={"n": 2}), dedupe_by=("pid", "trigger")) == (
+        later,
+        False,
+    )
+
+
+def test_enqueue_unique_works_after_a_first_call_that_was_refused(world: World, pid: int) -> None:
+    with pytest.raises(UnknownPid):
+        world.queue.enqueue_unique(ScheduleSpec(pid + 1))  # what it made is undone with it
+    first, created = world.queue.enqueue_unique(ScheduleSpec(pid))
+    assert created
+    assert world.queue.enqueue_unique(ScheduleSpec(pid)) == (first, False)
+
+
 def test_by_key_enqueue_unique_finds_only_the_same_key_and_also_what_has_ended(world: World, pid: int) -> None:
     world.put(pid, trigger="cron")
     first, created = world.queue.enqueue_unique(ScheduleSpec(pid, trigger="cron", key="at 60"), dedupe_by=("key",))

@@ -29,7 +29,7 @@ LARGE = {
     "agent_schedule_queue", "agent_events", "finished_entries", "agent_processes", "agent_flows", "agent_ledgers",
     "usage_daily", "usage_entries", "entry_after", "entry_tags", "agent_entries",
 }  # fmt: skip
-INDEXES = ("index_by_agent", "index_by_project", "index_by_deadline")
+INDEXES = ("index_by_agent", "index_by_project", "index_by_deadline", "index_unended_by_agent")
 SORTS = {"projects_ready": "a name for each project that has ready entries"}
 WALKS = {"due_summary": "whether there is any row: the first ends it"}
 

@@ -77,6 +77,10 @@ def common_calls(kernel: Kernel, pids: list[int], policy: str) -> Iterator[tuple
     api.claim("w", 1)  # the first claim reads all agents
     yield "enqueue", steps(kernel, lambda: queue.enqueue(ScheduleSpec(pids[0])))
     yield "enqueue later", steps(kernel, lambda: queue.enqueue(ScheduleSpec(pids[1], runnable_at=START_AT + 400)))
+    for dedupe_by in (("pid", "trigger"), ("pid", "trigger", "payload"), ("pid",)):
+        first = ScheduleSpec(pids[2], trigger="event", payload={"by": dedupe_by})
+        queue.enqueue_unique(first, dedupe_by)  # the first one of a store makes an index
+        yield f"enqueue unique {dedupe_by}", steps(kernel, lambda: queue.enqueue_unique(first, dedupe_by))  # noqa: B023
     for number in range(3):
         queue.enqueue(ScheduleSpec(pids[number]))
     (run,) = queue.claim(worker_id="w")

@@ -45,7 +45,7 @@ STATEMENTS = {
 TRIES = 8  # parameters for each statement
 TRIES_MAX = 64  # if the tables have refused all of them
 LAST_ID = max(IDS)
-INDEXES = ("index_by_agent", "index_by_project", "index_by_deadline")
+INDEXES = ("index_by_agent", "index_by_project", "index_by_deadline", "index_unended_by_agent")
 
 
 @pytest.fixture(scope="module")

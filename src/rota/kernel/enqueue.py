@@ -53,6 +53,7 @@ class Enqueuing(Entries):
     """Methods that put entries into the queue."""
 
     begin_graph_run: Callable[[Transaction, int, float], None]  # of an entry that coordinates one; the kernel sets it
+    _has_unended_index = False  # as far as this process knows
 
     def enqueue(self, spec: ScheduleSpec) -> int:
         """Put an entry into the queue; returns its sched_id once it is durable."""
@@ -85,16 +86,26 @@ class Enqueuing(Entries):
         now = self._env.now()
 
         def work(tx: Transaction) -> tuple[int, bool]:
-            trigger = spec.trigger if "trigger" in dedupe_by else None
-            payload = new.payload if "payload" in dedupe_by else None
             existing = None if spec.key is None else self.entry_with_key(tx, spec)
             if existing is None and not by_key:
-                existing = next((int(row[0]) for row in tx.run(sql.DUPLICATE, (spec.pid, trigger, payload))), None)
+                existing = self._duplicate(tx, new, dedupe_by)
             if existing is not None:
                 return existing, False
             return self._enqueue_one(tx, new, now), True
 
         return self._env.store.write(work)
+
+    def _duplicate(self, tx: Transaction, new: _NewEntry, dedupe_by: Sequence[str]) -> int | None:
+        """Return a queued or running entry of the same agent, and of the same trigger and payload if these count."""
+        if not self._has_unended_index:
+            tx.run(sql.INDEX_UNENDED)
+            tx.effects.on_commit.append(lambda: setattr(self, "_has_unended_index", True))
+        pid, payload = new.spec.pid, new.payload if "payload" in dedupe_by else None
+        if "trigger" in dedupe_by:
+            rows = tx.run(sql.DUPLICATE, (pid, new.spec.trigger, payload))
+        else:
+            rows = tx.run(sql.DUPLICATE_OF_ANY_TRIGGER, (pid, payload))
+        return int(rows[0][0]) if rows else None
 
     def enqueue_in(self, tx: Transaction, spec: ScheduleSpec, now: float) -> int:
         """Put an entry into the queue inside a transaction."""

@@ -75,13 +75,33 @@ BY_KEY = Statement(
     "The entry of a project with an idempotency key; NULL is no project.",
     "SELECT sched_id FROM agent_schedule_queue WHERE key = ? AND coalesce(project_id, '') = coalesce(?, '')",
 )
+# Made by the first call that compares entries of an agent: without it, such a call reads all that the agent ever ran.
+INDEX_UNENDED = Statement(
+    "index_unended_by_agent",
+    "Index the queued and running entries of each agent by trigger.",
+    "CREATE INDEX IF NOT EXISTS idx_sched_queue_unended_by_agent "
+    "ON agent_schedule_queue (pid, trigger, sched_id) WHERE state IN ('queued','dispatched')",
+    # the sum keeps the planner from walking along the primary key in place of it
+    postgres="CREATE INDEX IF NOT EXISTS idx_sched_queue_unended_by_agent "
+    "ON agent_schedule_queue (pid, trigger, (sched_id + 0)) WHERE state IN ('queued','dispatched')",
+)
 DUPLICATE = Statement(
     "entry_duplicate",
-    "A queued or running entry of an agent with the same trigger and payload; NULL compares equal to any.",
-    "SELECT sched_id FROM agent_schedule_queue WHERE pid = +?1 AND state IN ('queued','dispatched') "
-    "AND (?2 IS NULL OR trigger = +?2) AND (?3 IS NULL OR payload = +?3) ORDER BY sched_id LIMIT 1",
-    postgres=f"SELECT a.sched_id FROM {BY_AGENT} WHERE a.pid = ?1 AND q.state IN ('queued','dispatched') "
-    "AND (?2 IS NULL OR q.trigger = ?2) AND (?3 IS NULL OR q.payload = ?3) ORDER BY a.sched_id LIMIT 1",
+    "A queued or running entry of an agent with the same trigger and payload; a payload of NULL equals any.",
+    "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_unended_by_agent "
+    "WHERE pid = ?1 AND trigger = ?2 AND state IN ('queued','dispatched') "
+    "AND (?3 IS NULL OR payload = +?3) ORDER BY sched_id LIMIT 1",
+    postgres="SELECT sched_id FROM agent_schedule_queue WHERE pid = ?1 AND trigger = ?2 "
+    "AND state IN ('queued','dispatched') AND (?3 IS NULL OR payload = ?3) ORDER BY sched_id + 0 LIMIT 1",
+)
+DUPLICATE_OF_ANY_TRIGGER = Statement(
+    "entry_duplicate_of_any_trigger",
+    "A queued or running entry of an agent with the same payload; a payload of NULL equals any.",
+    "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_unended_by_agent "
+    "WHERE pid = ?1 AND state IN ('queued','dispatched') "
+    "AND (?2 IS NULL OR payload = +?2) ORDER BY trigger, sched_id LIMIT 1",
+    postgres="SELECT sched_id FROM agent_schedule_queue WHERE pid = ?1 AND state IN ('queued','dispatched') "
+    "AND (?2 IS NULL OR payload = ?2) ORDER BY trigger, sched_id + 0 LIMIT 1",
 )
 TAG = Statement(
     "entry_tag",
