@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
 from tests.cli.shell import Shell
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -61,6 +65,24 @@ def test_a_healthy_store_has_nothing_bad(rota: Shell, path: Path, pid: int) -> N
     assert found["note"] == ["no worker is running: nothing starts"]
     assert "1 queued" in found["good"]
     assert "no damage" in rota("doctor").out
+
+
+def test_the_extras_that_can_be_installed_are_named_and_those_that_are_missing(
+    rota: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert f"extras: {', '.join(sorted(declared))}" in findings(rota)["good"]  # the tests need all of them
+
+    found = metadata.distribution
+
+    def without(name: str) -> metadata.Distribution:
+        if name in ("mcp", "opentelemetry-sdk"):
+            raise metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(metadata, "distribution", without)
+    there = ", ".join(name for name in sorted(declared) if name not in ("mcp", "otel"))
+    assert f"extras: {there}; not installed: mcp, otel" in findings(rota)["good"]
 
 
 def test_no_store_yet_is_only_noted(rota: Shell, path: Path) -> None:

@@ -59,6 +59,30 @@ def test_a_server_that_is_not_there_is_said_with_a_command_to_paste() -> None:
     assert refused.value.data["address"] == "127.0.0.1/postgres?schema=rota"
 
 
+@pytest.mark.parametrize(("host", "shown"), [
+    ("db", "db"),
+    ("[::1]", "::1"),
+    ("127.0.0.1:1,127.0.0.1:2", "127.0.0.1,127.0.0.1"),
+    ("", "local"),
+    ("%2Frun%2Fpostgresql", "local"),
+])  # fmt: skip
+def test_an_address_is_shown_by_its_hosts_and_a_socket_as_local(host: str, shown: str) -> None:
+    assert parse_url(f"postgresql://{host}/work").shown == f"{shown}/work?schema=rota"
+
+
+def test_what_is_said_of_several_hosts_is_said_once_for_each() -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        store.open("postgresql://rota@127.0.0.1:1,127.0.0.1:2/postgres?schema=rota")
+    said = str(refused.value)
+    assert (said.count("port 1 failed"), said.count("port 2 failed"), said.count("attempts")) == (1, 1, 0)
+
+
+def test_the_hint_of_libpq_is_left_out_because_there_is_one(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"No such file or directory\. Check that it runs") as refused:
+        store.open(f"postgresql:///postgres?host={tmp_path}&schema=rota")
+    assert "Is the server running" not in str(refused.value)
+
+
 def test_a_schema_of_another_program_is_refused_and_left_alone() -> None:
     with psycopg.connect(shared_dsn(), autocommit=True) as connection:
         connection.execute("CREATE SCHEMA of_another")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 
 import apsw
@@ -32,7 +33,7 @@ LOGS_SURPLUS = 1.1  # how far the logs of runs may be over their maxima before t
 RECENT_S = 3_600.0  # how long trouble that is over is mentioned
 RECENT_EVENTS = 100_000  # events that are searched for it
 WORKERS_NAMED_MAX = 5  # workers that are named in one line
-EXTRAS = {"fast": "numpy", "postgres": "psycopg", "testing": "hypothesis"}
+_OF_AN_EXTRA = re.compile(r"(?P<package>[\w.-]+).*\bextra == ['\"](?P<extra>\w+)['\"]")  # as packages declare it
 
 Part = Callable[[str], Iterator[Finding]]
 
@@ -53,9 +54,29 @@ def _installation(_: str) -> Iterator[Finding]:
     safe = tuple(map(int, version.split("."))) >= SQLITE_OLDEST
     fix = "" if safe else "This version can lose commits: pip install --upgrade apsw."
     yield Finding(part, "good" if safe else "bad", f"SQLite {version}", fix)
-    there = [extra for extra, module in EXTRAS.items() if util.find_spec(module) is not None]
-    yield Finding(part, "good", f"extras: {', '.join(there) or 'none'}")
+    extras = _extras()
+    there, missing = ([name for name, is_there in extras.items() if is_there is kind] for kind in (True, False))
+    others = f"; not installed: {', '.join(missing)}" if missing else ""
+    yield Finding(part, "good", f"extras: {', '.join(there) or 'none'}{others}")
     yield from _policies(part)
+
+
+def _extras() -> dict[str, bool]:
+    """Return rota's extras, and whether all packages of each are installed."""
+    found: dict[str, bool] = {}
+    for requirement in metadata.requires("rota") or ():
+        match = _OF_AN_EXTRA.match(requirement)
+        if match is not None:
+            found[match["extra"]] = found.get(match["extra"], True) and _is_installed(match["package"])
+    return dict(sorted(found.items()))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _policies(part: str) -> Iterator[Finding]:

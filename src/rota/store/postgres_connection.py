@@ -79,7 +79,7 @@ PLANNER = {
     "max_parallel_workers_per_gather": "0",
 }
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_PLAIN = re.compile(r"[\w.-]+")
+_HOSTS = re.compile(r"[\w.:,%-]+")  # names and addresses, in a list; not the folder of a socket
 
 
 class PostgresAddress(NamedTuple):
@@ -113,7 +113,7 @@ def parse_url(url: str) -> PostgresAddress:
         text = f"the URL of the store cannot be read{'' if has_password else f': {_one_line(problem)}'}"
         raise InvalidInput(text, field="url", hint="Write postgresql://user@host/database?schema=rota.") from None
     host = str(settings.get("host") or settings.get("hostaddr") or "local")
-    shown = f"{host if _PLAIN.fullmatch(host) else 'local'}/{settings.get('dbname') or settings.get('user') or ''}"
+    shown = f"{host if _HOSTS.fullmatch(host) else 'local'}/{settings.get('dbname') or settings.get('user') or ''}"
     return PostgresAddress(conninfo.make_conninfo(**settings), schema, f"{shown}?schema={schema}", pooler == "session")
 
 
@@ -270,4 +270,7 @@ def _without_password(address: PostgresAddress) -> str:
 
 
 def _one_line(problem: BaseException) -> str:
-    return " ".join(str(problem).split()) or type(problem).__name__
+    """Return libpq's message, without its hints, whose lines begin with a tab; with several hosts, one for each."""
+    lines = [line for line in str(problem).splitlines() if not line.startswith("\t")]
+    hosts = [line.removeprefix("- ") for line in lines if line.startswith("- host: ")]
+    return " ".join(("; ".join(hosts) or " ".join(lines)).split()) or type(problem).__name__
