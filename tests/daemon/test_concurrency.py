@@ -188,6 +188,19 @@ def test_a_waiting_claim_holds_no_thread(served: Served) -> None:
             raw.close()
 
 
+def test_a_waiting_claim_that_leaves_out_an_agent_stands_for_no_other(served: Served) -> None:
+    with served.client() as client, Raw(served.unix) as without, Raw(served.unix) as both:
+        pid = client.create_agent("agent", "callable")
+        for worker, raw, left_out in (("without", without, [pid]), ("both", both, [])):
+            params = {"worker_id": worker, "wait_s": 60.0, "except_agents": left_out}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.claim", "params": params}
+            raw.send(msgspec.json.encode(body) + b"\n")
+            served.until_parked(1 if worker == "without" else 2)
+        sched_id = client.enqueue(ScheduleSpec(pid))  # the oldest claim is tried first, and finds nothing
+        assert [entry["sched_id"] for entry in both.receive()["result"]["entries"]] == [sched_id]
+        assert client.claim("again", except_agents=[pid]) == []
+
+
 def test_a_waiting_call_has_one_check_at_a_time(served: Served) -> None:
     """Otherwise calls that wait for rare events would add work faster than it is done."""
     with served.client() as client, Raw(served.unix) as raw:

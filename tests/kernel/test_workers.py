@@ -11,6 +11,7 @@ from rota.clock import ManualClock
 from rota.errors import LimitExceeded, SchedInvalidPayload
 from rota.kernel import KernelState
 from rota.kernel import workers as kernel_workers
+from rota.kernel.turn import EXCEPT_AGENTS_MAX
 from rota.model.events import WorkerLost
 from rota.model.workers import WORKER_ALIVE_S, WORKER_REFRESH_S, SlotPool, WorkerInfo
 from rota.store import Statement
@@ -276,6 +277,8 @@ def test_the_number_of_workers_is_limited(world: World, monkeypatch: pytest.Monk
         {"pools": [SlotPool("box", 1, ("",))]},
         {"pools": ["box"]},
         {"pools": [SlotPool("box", 1)] * 65},
+        {"pools": [SlotPool("box", 1, except_agents=tuple(range(EXCEPT_AGENTS_MAX + 1)))]},
+        {"pools": [SlotPool("box", 1, except_agents=("coder",))]},  # type: ignore[arg-type]
         {"draining": 1},
     ],
 )

@@ -10,7 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psycopg
+
 from rota.rpc.daemon.runtime_dir import DaemonInfo, find_daemon
+from tests.daemon.harness import make_token
+from tests.postgres_server import shared_dsn
 
 PATIENCE_S = 60.0
 ROTA = (sys.executable, "-m", "rota")
@@ -42,6 +46,22 @@ def daemon_of(store: Path, *options: str, env: Mapping[str, str] | None = None) 
         finally:
             daemon.send_signal(signal.SIGTERM)
             daemon.communicate(timeout=PATIENCE_S)
+
+
+@contextlib.contextmanager
+def door(kind: str, store: Path) -> Iterator[dict[str, str]]:
+    """The environment of programs that use a store through one of the doors: STORE, and TOKEN over HTTP."""
+    if kind == "file":
+        yield {"STORE": str(store)}
+    elif kind == "postgres":
+        schema = f"story_{os.getpid()}"
+        yield {"STORE": f"{shared_dsn()}&schema={schema}"}
+        with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+            connection.execute(f"DROP SCHEMA {schema} CASCADE".encode())
+    else:
+        with daemon_of(store) as daemon:
+            address = next(each for each in daemon.addresses if each.startswith(kind))
+            yield {"STORE": address, **({"TOKEN": make_token(str(store), "operate")} if kind == "http" else {})}
 
 
 def _wait_until_served(daemon: subprocess.Popen[str], store: Path) -> DaemonInfo:

@@ -6,20 +6,18 @@ can be read afterwards, in Python and with the command.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rota import Rota
-from tests.daemon.harness import make_token
-from tests.stories.processes import PATIENCE_S, daemon_of, run_rota
+from tests.stories.processes import PATIENCE_S, door, run_rota
 
 DESK = """
 import os
@@ -82,20 +80,6 @@ from desk import rota
 summary = rota.run(slots=4, worker_id="desk", logs="logs")
 print(summary.ok, summary.completed > 0)
 """
-
-
-@contextlib.contextmanager
-def door(kind: str, store: Path) -> Iterator[dict[str, str]]:
-    """The environment of programs that use a store through one of the doors."""
-    if kind == "file":
-        yield {"STORE": str(store)}
-        return
-    with daemon_of(store) as daemon:
-        if kind == "unix":
-            yield {"STORE": next(each for each in daemon.addresses if each.startswith("unix:"))}
-        else:
-            url = next(each for each in daemon.addresses if each.startswith("http"))
-            yield {"STORE": url, "TOKEN": make_token(str(store), "operate")}
 
 
 class Programs:

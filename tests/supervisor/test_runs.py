@@ -189,7 +189,7 @@ def test_an_entry_that_cannot_run_here_is_left_for_other_workers(world: World) -
     sched_id = world.rota.api.queue.enqueue(ScheduleSpec(pid))
     world.rota.run(until_idle=True)
     entry = world.rota.api.queue.get(sched_id)
-    assert (entry.state, entry.hold, entry.attempt) == ("queued", "time", 0)
+    assert (entry.state, entry.hold, entry.attempt) == ("queued", None, 0)
 
 
 # --- budgets -------------------------------------------------------------------------------------------

@@ -72,6 +72,23 @@ def test_no_worker_has_a_slot_of_the_kind(kernel: Kernel) -> None:
     assert found.sentence() == "no running worker has a slot of kind gpu: start one with `rota run fleet.toml`"
 
 
+def test_no_worker_has_the_function_of_the_agent(kernel: Kernel) -> None:
+    pid = kernel.agents.create("coder")
+    register(kernel, "mail", SlotPool("mail", 4, except_agents=(pid,)))
+    assert outlook(kernel) == reasons.NoFunction(start=START)
+    found = explain(Dispatcher(kernel), kernel.queue.enqueue(ScheduleSpec(pid)))
+    assert (found.starts, found.start.starts_at) == (True, None)
+    assert found.start.basis == "no running worker has its agent's function: start one with `rota run fleet.toml`"
+    register(kernel, "box", SlotPool("box", 1, except_agents=(pid + 1,)))
+    assert outlook(kernel) is None
+
+
+def test_an_entry_that_is_blocked_has_the_estimate_of_that(kernel: Kernel) -> None:
+    sched_id = kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("coder"), runnable_at=2_000.0))
+    found = explain(Dispatcher(kernel), sched_id)
+    assert (found.workers, found.start.starts_at) == (reasons.NoWorker(start=START), 2_000.0)
+
+
 def test_every_fitting_worker_drains(kernel: Kernel) -> None:
     register(kernel, "old", SlotPool("old", 1), draining=True)
     found = outlook(kernel)

@@ -166,8 +166,8 @@ def _print_outlook(console: Console, found: Explanation) -> None:
     from rota.cli.output import cell, when
 
     if found.state == "queued" and not found.starts:
-        starts = "unknown" if found.estimate.starts_at is None else when(found.estimate.starts_at, found.now)
-        basis = _named(found.estimate.basis, found.pid, found.agent)
+        starts = "unknown" if found.start.starts_at is None else when(found.start.starts_at, found.now)
+        basis = _named(found.start.basis, found.pid, found.agent)
         place = "" if found.position is None else f", position {found.position:,}"
         console.print(f"\n[bold]start[/]: {starts}{place} [dim]({cell(basis)})[/]")
 

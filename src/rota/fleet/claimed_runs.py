@@ -1,7 +1,8 @@
 """From a claimed entry to its run: what the run needs is read, its log is opened, and its runner executes it.
 
 What is wrong with one entry or agent ends in a report of that entry, or in the quarantine of that agent, and never ends
-the supervisor. An agent without settings whose function is in another process is left to that process.
+the supervisor. An agent whose function only another program has is left to that program: its first entry is returned
+at once, and later claims leave its entries out (`left_out`).
 
 Agents and their settings are read once and remembered until the journal says that they have changed.
 """
@@ -34,6 +35,7 @@ from rota.fleet.worktrees.supervised import SupervisedWorktrees
 from rota.host.thread_settings import usable_cores
 from rota.host.watchdog import Watchdog
 from rota.kernel.run_reports import RunReport
+from rota.kernel.turn import EXCEPT_AGENTS_MAX
 from rota.model.checks import NOTE_CHARS_MAX
 from rota.model.ray import RAY
 from rota.model.work import Agent, ReadyEntry
@@ -45,7 +47,7 @@ from rota.service.outages import call_through_outage
 
 __all__ = ["ClaimedRuns", "KeptLogs"]
 
-UNRUNNABLE_RETRY_S = 1.0  # delay before an entry that cannot run here may be claimed again
+UNRUNNABLE_RETRY_S = 1.0  # delay before an entry that cannot run here, and is not left out, may be claimed again
 ERROR_CHARS_MAX = 4_000  # of a runner's error, in a result
 OWN_FOLDER_ID = "0"  # in place of the store's id, in the folder of `logs`: its store may be at a daemon
 _ACCESS_VARIABLES = frozenset({"ROTA_STORE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_TOKEN_FILE"})
@@ -78,8 +80,11 @@ class ClaimedRuns:
         live_among: Callable[[Collection[int]], set[int]],
         slots: Callable[[], int],
         is_draining: Callable[[], bool],
+        on_cannot_run: Callable[[], None],
     ) -> None:
-        self.unrunnable: set[int] = set()  # agents that cannot run here, for one warning each
+        self._elsewhere: dict[int, str] = {}  # agents whose function only other programs have: their names, by pid
+        self._warned: set[int] = set()  # of them, those that a warning has named
+        self._on_cannot_run = on_cannot_run  # called when one was found
         self._api = api
         self._resources = resources
         self._functions = functions
@@ -100,7 +105,10 @@ class ClaimedRuns:
     def prepare(self, loop: SlotLoop, entry: ReadyEntry, slot: str) -> PreparedRun | RunReport | None:
         """Return a run for a claimed entry; a report if it cannot run; None if the store stays out of reach."""
         try:
-            assignment, has_settings = self.wait_out(lambda: self._assignment(entry, slot))
+            agent, settings, _ = self.wait_out(lambda: self._agent(entry.pid))
+            if agent.state != "DEAD" and _needs_registered(settings) and agent.name not in self._functions:
+                return self._leave_to_others(entry, agent)
+            assignment = self.wait_out(lambda: self._assignment(entry, slot))
         except FleetInvalid as problem:
             self._quarantine(entry.pid, problem)
             return self._unprepared(entry, back="yield", back_after_s=UNRUNNABLE_RETRY_S)
@@ -113,13 +121,13 @@ class ClaimedRuns:
             return self._unprepared(entry, exit_kind="failed", outcome=outcome, result={"error": problem.message})
         log, slot_hold = self._open_log(assignment), _SlotHold(loop, run_key(entry))
         run = LiveRun(self._api, assignment, self._watchdog, log, slot_hold)
-        return PreparedRun(run, partial(self._execute, run, loop, has_settings=has_settings))
+        return PreparedRun(run, partial(self._execute, run, loop))
 
-    def _assignment(self, entry: ReadyEntry, slot: str) -> tuple[Assignment, bool]:
-        """Read what a run needs; also return whether its agent has settings."""
+    def _assignment(self, entry: ReadyEntry, slot: str) -> Assignment:
+        """Read what a run needs."""
         agent, settings, cpu = self._agent(entry.pid)
         is_program = settings is not None and settings.executes != "callable"  # a function asks when it needs to know
-        assignment = Assignment(
+        return Assignment(
             entry=entry,
             agent=agent,
             settings=settings or AgentSettings(),
@@ -131,7 +139,6 @@ class ClaimedRuns:
             cpu=cpu,
             trace=self._traces.variables(entry),
         )
-        return assignment, settings is not None
 
     def _access(self, entry: ReadyEntry, settings: AgentSettings) -> RunAccess | None:
         """Return how a program reaches the daemon; None if there is none, or its settings name a store or a token."""
@@ -162,13 +169,11 @@ class ClaimedRuns:
         except RotaError as refusal:
             _log.warning("cannot quarantine agent %s: %s", pid, refusal)
 
-    def _execute(self, run: LiveRun, loop: SlotLoop, *, has_settings: bool) -> RunOutcome | None:
+    def _execute(self, run: LiveRun, loop: SlotLoop) -> RunOutcome | None:
         """Execute a run on its own thread, or start it on a cluster (None). Any error becomes its outcome."""
         agent, name = run.assignment.agent, run.assignment.settings.runner
         if agent.state == "DEAD":
             return RunOutcome(exit_kind="cancelled", outcome="owner_dead")
-        if not has_settings and agent.name not in self._functions:
-            return self._leave_to_others(agent)
         if name == RAY:
             self._ray.execute(run, loop)
             return None
@@ -190,17 +195,33 @@ class ClaimedRuns:
             error = str(problem).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
             return RunOutcome(exit_kind="crashed", outcome="runner_failed", result={"error": error})
 
-    def _leave_to_others(self, agent: Agent) -> RunOutcome:
-        """Queue an entry again that this supervisor cannot run: another one may have the function."""
+    # --- agents of other programs ----------------------------------------------------------------
+
+    def _leave_to_others(self, entry: ReadyEntry, agent: Agent) -> RunReport:
+        """Return an entry whose agent's function only another program has. Later claims leave that agent out."""
         with self._lock:
-            if agent.pid not in self.unrunnable:
-                self.unrunnable.add(agent.pid)
-                _log.warning(
-                    "agent %s (%s) has no settings and no function here: its entries stay queued for other workers",
-                    agent.pid,
-                    agent.name,
-                )
-        return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
+            is_known = agent.pid in self._warned
+            self._elsewhere[agent.pid] = agent.name
+            self._warned.add(agent.pid)
+        if not is_known:
+            told = "agent %s (%s) has no function in this program: its entries are left to programs that register it"
+            _log.warning(told, agent.pid, agent.name)
+        self._on_cannot_run()
+        is_left_out = agent.pid in self.left_out()
+        return self._unprepared(entry, back="yield", back_after_s=0.0 if is_left_out else UNRUNNABLE_RETRY_S)
+
+    def cannot_run(self) -> list[int]:
+        """Return the agents whose entries were left to others, as far as that is still so."""
+        if not self._elsewhere:
+            return []
+        with self._lock:
+            for pid in [pid for pid, name in self._elsewhere.items() if name in self._functions]:
+                del self._elsewhere[pid]  # it was registered meanwhile
+            return sorted(self._elsewhere)
+
+    def left_out(self) -> tuple[int, ...]:
+        """Return the agents whose entries a claim leaves out: those that cannot run here, or the first of very many."""
+        return tuple(self.cannot_run()[:EXCEPT_AGENTS_MAX])
 
     def _runner(self, name: str) -> Runner:
         with self._lock:
@@ -252,6 +273,7 @@ class ClaimedRuns:
         """Remove an agent from the cache: it was changed."""
         with self._lock:
             self._agents.pop(pid, None)
+            self._elsewhere.pop(pid, None)
 
     def forget_project(self, project_id: str) -> None:
         """Remove the agents of a project from the cache: it was changed."""
@@ -268,6 +290,11 @@ class ClaimedRuns:
         """Close the runners."""
         for runner in self._runners.values():
             runner.close()
+
+
+def _needs_registered(settings: AgentSettings | None) -> bool:
+    """Whether an agent runs only where its program has registered a function under its name."""
+    return settings is None or (settings.executes == "callable" and settings.function is None)
 
 
 class _SlotHold:

@@ -45,6 +45,7 @@ from rota.store.author import keeping_author
 __all__ = ["PARK_S", "PreparedRun", "SlotLoop"]
 
 PARK_S = 300.0  # how long one wait for entries lasts before it is repeated
+LEAVING_OUT_S = 5.0  # the same while the entries of some agents are left to others: these may run here by then
 QUICK_S = 0.001  # a run shorter than this costs less than its commit
 LINGER_S = 0.0005  # how long a commit waits for such runs
 REPORT_TRIES = 5  # turns that fail before a loop that ends when it is idle gives up its results
@@ -77,6 +78,7 @@ class SlotLoop:
         slots: int,
         *,
         kinds: Sequence[str] = (),
+        except_agents: Callable[[], tuple[int, ...]] = lambda: (),
         claim_timeout_s: float = 60.0,
         prepare: Callable[[SlotLoop, ReadyEntry, str], PreparedRun | RunReport | None],
         before_report: Callable[[LiveRun, RunReport], None],
@@ -85,6 +87,7 @@ class SlotLoop:
         self.worker_id = worker_id
         self.slots = slots
         self.kinds = tuple(kinds)
+        self._except_agents = except_agents  # those that cannot run here, as of now
         self._api = api
         self._incarnation = incarnation
         self._claim_timeout_s = claim_timeout_s
@@ -298,14 +301,16 @@ class SlotLoop:
     def _turn(
         self, reports: list[RunReport], wanted: int, wait_s: float
     ) -> tuple[list[CompletionAnswer], list[ReadyEntry]]:
+        left_out = self._except_agents() if wanted else ()
         return self._api.turn(
             reports,
             self.worker_id,
             wanted,
-            wait_s=wait_s,
+            wait_s=min(wait_s, LEAVING_OUT_S) if left_out else wait_s,
             claim_timeout_s=self._claim_timeout_s,
             incarnation=self._incarnation,
             kinds=self._kinds_now,
+            except_agents=left_out,
         )
 
     def _handle_answers(self, reports: list[Pending], answers: list[CompletionAnswer]) -> None:

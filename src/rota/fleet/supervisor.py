@@ -155,6 +155,7 @@ class Supervisor:
             live_among=self._live_among,
             slots=lambda: sum(loop.slots for loop in self.slot_loops),
             is_draining=lambda: self._is_draining,
+            on_cannot_run=self._renew_registration,
         )
         self._tasks: list[BackgroundTask] = [
             _ChangedAgents(self._claimed.forget_agent, self._claimed.forget_project),
@@ -246,7 +247,7 @@ class Supervisor:
             rule,
             workers=[loop.worker_id for loop in self._loops],
             kinds={*(kind for loop in self._loops for kind in loop.kinds), *self._ray.slot_kinds},
-            not_runnable=lambda: self._claimed.unrunnable,
+            not_runnable=self._claimed.cannot_run,
         )
 
     def _on_idle(self, check: IdleCheck, heartbeats: Heartbeats) -> bool:
@@ -417,7 +418,8 @@ class Supervisor:
         return names + [f"#{sched_id}" for loop in self._loops for sched_id in loop.preparing]
 
     def _slot_pools(self) -> list[SlotPool]:
-        pools = [SlotPool(loop.worker_id, loop.slots, loop.kinds) for loop in self.slot_loops]
+        left_out = self._claimed.left_out()
+        pools = [SlotPool(loop.worker_id, loop.slots, loop.kinds, except_agents=left_out) for loop in self.slot_loops]
         on_ray = self._ray.pool
         return pools if on_ray is None else [*pools, on_ray]
 
@@ -443,6 +445,7 @@ class Supervisor:
     def _loop_options(self) -> dict[str, Any]:
         return {
             "claim_timeout_s": self.settings.claim_timeout_s,
+            "except_agents": self._claimed.left_out,
             "prepare": self._claimed.prepare,
             "before_report": self._before_report,
             "after_report": self._after_report,
@@ -455,7 +458,9 @@ class Supervisor:
 
         return Preemption(
             self.settings.preemption_thresholds,
-            peek=lambda limit: self._api.queue.peek(limit, kinds=loop.kinds, worker_id=loop.worker_id),
+            peek=lambda limit: self._api.queue.peek(
+                limit, kinds=loop.kinds, worker_id=loop.worker_id, except_agents=self._claimed.left_out()
+            ),
             running=lambda: [
                 Preemptible(run.entry.sched_id, run.entry.priority, run.started_at)
                 for run in loop.runs

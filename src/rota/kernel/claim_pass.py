@@ -118,7 +118,7 @@ def read_ready_ahead(tx: Transaction, env: KernelEnvironment, request: TurnReque
     due = env.cache.due_summary(tx)
     if due is None or due.is_due(now) or due.affinity_until is not None or request.now is not None:
         return None
-    if due.fleet_paused_by is not None or due.any_stopped or due.any_ledger or due.any_capped:
+    if request.except_agents or due.fleet_paused_by is not None or due.any_stopped or due.any_ledger or due.any_capped:
         return None  # the pass reads none, or leaves some out
     rows = tx.run(*read_of_ready(request))
     if any(row[RUNNABLE_AT] > now or not (row[DEADLINE] is None or row[DEADLINE] > now) for row in rows):
@@ -175,7 +175,7 @@ class ClaimPass:
     blocked_projects: AbstractSet[str] = frozenset()
     blocked_needs: AbstractSet[str] = frozenset()  # needs that no entry can have met now
     refused_groups: AbstractSet[str] = frozenset()  # "pid|kind|needs" of refused entries
-    agents_elsewhere: AbstractSet[int] = frozenset()  # agents whose first entry needs a slot of another kind
+    agents_elsewhere: AbstractSet[int] = frozenset()  # agents whose first entry only another worker can run
     _blocked_heads: AbstractSet[int | str] = frozenset()  # agents and projects whose first entry it cannot take
     _open_projects: AbstractSet[str | None] = frozenset({None})  # whose own row cannot block an entry, as it found
     _skipped_ids: AbstractSet[int] = frozenset()  # claimed ones that came again: a damaged index has an entry twice
@@ -197,6 +197,8 @@ class ClaimPass:
         self._claimed_ids: set[int] = set()
         self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
         self._ahead: dict[int, tuple[list[Row], bool]] = {}  # by agent: entries read ahead, and whether more exist
+        if request.except_agents:
+            self.blocked_pids = self.agents_elsewhere = frozenset(request.except_agents)
 
     @property
     def remaining(self) -> int:

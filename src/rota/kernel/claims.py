@@ -90,7 +90,7 @@ class Claims(Runs):
 
         Parked claims by the same policy find the same: if one finds nothing, the others are not tried.
         """
-        equivalence_key = policy, request.kinds, request.check_budgets
+        equivalence_key = policy, request.claim_kind
         return self._env.store.wait(work, request.wait_s, equivalence_key, self._wake_handle(request.worker))
 
     def nudge(self, worker_id: str, incarnation: str = "") -> None:
@@ -141,9 +141,16 @@ class Claims(Runs):
 
         return self._env.write(work)
 
-    def peek(self, max_n: int = 1, *, kinds: Sequence[str] = (), worker_id: str = "peek") -> list[ReadyEntry]:
+    def peek(
+        self,
+        max_n: int = 1,
+        *,
+        kinds: Sequence[str] = (),
+        worker_id: str = "peek",
+        except_agents: Sequence[int] = (),
+    ) -> list[ReadyEntry]:
         """Return what a claim in strict order would return now, without claiming it."""
-        request = make_turn_request(worker_id=worker_id, max_n=max_n, kinds=kinds)
+        request = make_turn_request(worker_id=worker_id, max_n=max_n, kinds=kinds, except_agents=except_agents)
 
         def look(tx: Transaction) -> list[ReadyEntry]:
             due = msgspec.structs.replace(read_due_summary(tx), held_at=None)

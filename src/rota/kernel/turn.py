@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 
@@ -20,6 +20,8 @@ from rota.model.work import ReadyEntry, Worker
 __all__ = [
     "CLAIM_MAX",
     "CLAIM_TIMEOUT_S",
+    "EXCEPT_AGENTS_MAX",
+    "ClaimKind",
     "ClaimOptions",
     "TurnRequest",
     "TurnResult",
@@ -30,6 +32,10 @@ __all__ = [
 
 CLAIM_MAX = 1_000  # entries in one claim
 CLAIM_TIMEOUT_S = 3600.0  # the default
+EXCEPT_AGENTS_MAX = 1_000  # agents that a claim leaves out
+# what claims that find the same entries have in common, beside their policy: the kinds of slot, whether budgets are
+# checked, the agents that are left out
+ClaimKind: TypeAlias = tuple[tuple[str, ...], bool, tuple[int, ...]]
 _queue = Checks("Queue", SchedInvalidPayload)
 
 
@@ -41,6 +47,7 @@ class ClaimOptions(TypedDict, total=False):
     claim_timeout_s: float
     incarnation: str  # distinguishes processes that use the same worker_id
     kinds: Sequence[str]  # kinds of slot that the worker has
+    except_agents: Sequence[int]  # agents that the worker cannot run
 
 
 class TurnRequest(msgspec.Struct, frozen=True):
@@ -56,6 +63,12 @@ class TurnRequest(msgspec.Struct, frozen=True):
     run_ends: Sequence[RunEnd] = ()  # runs to end before the claim
     moves_agents: bool = False  # the states of the agents follow: for supervisors
     kinds_text: str = "[]"  # the kinds as statements take them
+    except_agents: tuple[int, ...] = ()  # agents that the worker cannot run: their entries are left to others
+
+    @property
+    def claim_kind(self) -> ClaimKind:
+        """What it has in common with other claims that find the same entries."""
+        return self.kinds, self.check_budgets, self.except_agents
 
 
 class TurnResult(NamedTuple):
@@ -75,6 +88,7 @@ def make_turn_request(
     claim_timeout_s: float = CLAIM_TIMEOUT_S,
     incarnation: str = "",
     kinds: Sequence[str] = (),
+    except_agents: Sequence[int] = (),
     run_ends: Sequence[RunEnd] = (),
     moves_agents: bool = False,
 ) -> TurnRequest:
@@ -82,7 +96,8 @@ def make_turn_request(
     if now is not None:
         _queue.instant("now", now)
     checked_kinds = _check_kinds(kinds) if kinds != () else ()
-    claim = worker_id, max_n, wait_s, admission_check, claim_timeout_s, incarnation, checked_kinds, moves_agents
+    agents = _check_agents(except_agents) if except_agents != () else ()
+    claim = worker_id, max_n, wait_s, admission_check, claim_timeout_s, incarnation, checked_kinds, agents, moves_agents
     try:
         request = _check_claim(*claim)
     except TypeError:  # an argument that cannot be hashed is wrong: the checks say how
@@ -99,6 +114,7 @@ def _check_claim(  # noqa: PLR0917  # by position: `typed` looks only at these
     claim_timeout_s: float,
     incarnation: str,
     kinds: tuple[str, ...],
+    except_agents: tuple[int, ...],
     moves_agents: bool,
 ) -> TurnRequest:
     check_claim_options(admission_check, claim_timeout_s)
@@ -111,12 +127,20 @@ def _check_claim(  # noqa: PLR0917  # by position: `typed` looks only at these
         wait_s=_queue.duration("wait_s", wait_s),
         moves_agents=moves_agents,
         kinds_text=json_list(kinds),
+        except_agents=except_agents,
     )
 
 
 def _check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
     _queue.sequence("kinds", kinds)
     return tuple(sorted({_queue.name("kinds", kind) for kind in kinds}))
+
+
+def _check_agents(pids: Sequence[int]) -> tuple[int, ...]:
+    _queue.sequence("except_agents", pids)
+    if len(pids) > EXCEPT_AGENTS_MAX:
+        raise _queue.refuse("except_agents", f"may have at most {EXCEPT_AGENTS_MAX:,}, not {len(pids):,}")
+    return tuple(sorted({_queue.whole("except_agents", pid) for pid in pids}))
 
 
 def check_worker(worker_id: str, incarnation: str) -> Worker:

@@ -26,7 +26,7 @@ from rota.kernel.environment import WORKERS_MAX, KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.paging import LIST_MAX
 from rota.kernel.rows import DECODE_ERRORS
-from rota.kernel.turn import check_worker
+from rota.kernel.turn import EXCEPT_AGENTS_MAX, check_worker
 from rota.model.checks import ID_CHARS_MAX, NOTE_CHARS_MAX, Checks
 from rota.model.events import WorkerLost
 from rota.model.workers import ONLY_KINDS, WORKER_ALIVE_S, SlotPool, WorkerInfo, WorkerKind
@@ -191,6 +191,11 @@ def _pools_text(pools: Sequence[SlotPool]) -> str:
         _worker.whole("pools.running", pool.running, 0)
         if len(pool.problems) > POOLS_MAX:
             raise _worker.refuse("pools.problems", f"may be at most {POOLS_MAX}, not {len(pool.problems)}")
+        if len(pool.except_agents) > EXCEPT_AGENTS_MAX:
+            count = len(pool.except_agents)
+            raise _worker.refuse("pools.except_agents", f"may be at most {EXCEPT_AGENTS_MAX:,}, not {count:,}")
+        for pid in pool.except_agents:
+            _worker.whole("pools.except_agents", pid)
         for problem in pool.problems:
             _worker.name("pools.problems.kind", problem.kind, ID_CHARS_MAX)
             _worker.text("pools.problems.text", problem.text, NOTE_CHARS_MAX)

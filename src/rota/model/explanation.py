@@ -8,7 +8,7 @@ import msgspec
 
 from rota.model.entry_status import EntryStatus
 from rota.model.graph_places import GraphNode
-from rota.model.reasons import BlockingReason, OrderingReason, WorkerReason
+from rota.model.reasons import UNATTENDED, BlockingReason, OrderingReason, WorkerReason
 
 __all__ = [
     "EntryAhead",
@@ -91,6 +91,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     def starts(self) -> bool:
         """Whether that claim would return the entry."""
         return not self.blocking and not self.ordering
+
+    @property
+    def start(self) -> StartEstimate:
+        """When it starts: the estimate of the claim, or unknown while nothing but a missing worker is in its way."""
+        if self.workers is not None and isinstance(self.workers, UNATTENDED) and not self.blocking:
+            return StartEstimate(None, self.workers.sentence())
+        return self.estimate
 
 
 class ReasonCount(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from rota.model.workers import PlacementCode
 __all__ = [
     "BLOCKING",
     "ORDERING",
+    "UNATTENDED",
     "WORKERS",
     "BlockingBase",
     "BlockingReason",
@@ -376,6 +377,17 @@ class NoWorkerForKind(WorkerBase, frozen=True, kw_only=True, tag="no_worker_for_
         return f"no running worker has a slot of kind {self.kind}{_start(self.start)}"
 
 
+class NoFunction(WorkerBase, frozen=True, kw_only=True, tag="no_function"):
+    """Workers are running, and none of them is a program that has registered its agent's function."""
+
+    remedy = "start the program that registers its function"
+    start: str = ""
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        return f"no running worker has its agent's function{_start(self.start)}"
+
+
 class WorkersDraining(WorkerBase, frozen=True, kw_only=True, tag="workers_draining"):
     """Every worker that could run it is draining: it ends its runs and claims no more."""
 
@@ -432,7 +444,10 @@ class NotPlaced(WorkerBase, frozen=True, kw_only=True, tag="not_placed"):
         return self.text or f"the cluster cannot run it: {self.problem}"
 
 
-WorkerReason: TypeAlias = NoWorker | NoWorkerForKind | WorkersDraining | SlotsBusy | CoresRefused | NotPlaced
+WorkerReason: TypeAlias = (
+    NoWorker | NoWorkerForKind | NoFunction | WorkersDraining | SlotsBusy | CoresRefused | NotPlaced
+)
+UNATTENDED = (NoWorker, NoWorkerForKind, NoFunction, WorkersDraining)  # no worker that is there makes such a claim
 
 
 def _start(command: str) -> str:

@@ -240,13 +240,17 @@ def _blocking(reason: BlockingReason, own: Collection[int]) -> BlockingReason:
     return reason
 
 
-def _workers(reason: WorkerReason | None, own: Collection[int]) -> WorkerReason | None:
+def _workers(  # noqa: PLR0911  # one for each reason
+    reason: WorkerReason | None, own: Collection[int]
+) -> WorkerReason | None:
     """Return a worker reason without names, numbers and files: workers are the operator's."""
     match reason:
         case reasons.NoWorker():
             return reasons.NoWorker()
         case reasons.NoWorkerForKind(kind=kind):
             return reasons.NoWorkerForKind(kind=kind)
+        case reasons.NoFunction():
+            return reasons.NoFunction()
         case reasons.WorkersDraining():
             return reasons.WorkersDraining()
         case reasons.SlotsBusy(held_by=ids):

@@ -38,7 +38,7 @@ from rota.kernel.journal import append
 from rota.kernel.progress import NoRepeats
 from rota.kernel.run_reports import check_completions, check_reports
 from rota.kernel.store_policy import StorePolicy, merged_policy
-from rota.kernel.turn import ClaimOptions, TurnRequest, TurnResult, make_turn_request
+from rota.kernel.turn import ClaimKind, ClaimOptions, TurnRequest, TurnResult, make_turn_request
 from rota.lazy import exports
 from rota.model.events import PolicyFellBack
 from rota.model.policy_setting import DEFAULT_SHARE_BY, PolicySetting, ShareBy
@@ -246,7 +246,7 @@ class Dispatcher:
         def work(tx: Transaction) -> list[ReadyEntry]:
             entries = self.run_turn(claiming, policy, tx).entries
             asked = self._expected(policy, request)
-            may_park = request.wait_s > 0 or self.is_asking(asked, request.kinds, request.check_budgets)
+            may_park = request.wait_s > 0 or self.is_asking(asked, request.claim_kind)
             return entries if entries or may_park else NOTHING
 
         if request.wait_s > 0:
@@ -288,7 +288,7 @@ class Dispatcher:
     def _foretell(self, tx: Transaction, request: TurnRequest) -> None:
         """Say what a turn reads first. Which policy is in force it does not know yet: the last one, most likely."""
         reads = [read_of_runs(request.run_ends)] if request.run_ends else []
-        if self._was_strict and request.max_n:
+        if self._was_strict and request.max_n and not request.except_agents:
             reads.append(read_of_ready(request))
         tx.read_together(reads)
 
@@ -448,10 +448,10 @@ class Dispatcher:
         """Whether a claim by this policy asks another process, and is parked until it has answered."""
         return asks_process(self.resolve_policy(policy))
 
-    def is_asking(self, policy: Policy | str | None, kinds: tuple[str, ...], check_budgets: bool) -> bool:
+    def is_asking(self, policy: Policy | str | None, kind: ClaimKind) -> bool:
         """Whether claims of this kind wait for the answer of a policy's process."""
         proposer = self._proposers.get(self.resolve_policy(policy).name)
-        return isinstance(proposer, IsolatedPass) and proposer.is_asking((kinds, check_budgets))
+        return isinstance(proposer, IsolatedPass) and proposer.is_asking(kind)
 
     def _select(self, policy: Policy | str) -> Policy:
         chosen = self.resolve_policy(policy)

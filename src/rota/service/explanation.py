@@ -167,7 +167,7 @@ def _explain(
         result = _make_claim(copy(), dry_run, row, request, choice.policy)
     against: WorkerReason | None = None
     if row[STATE] == EntryState.QUEUED:
-        against = workers.reason_against(row[KIND], lambda: start_command(dry_run.tx, agent), row[0])
+        against = workers.reason_against(row[KIND], lambda: start_command(dry_run.tx, agent), row[0], row[PID])
     return Explanation(
         sched_id=row[0],
         pid=row[PID],

@@ -32,6 +32,7 @@ from rota.errors import PolicyFailed, RotaError
 from rota.kernel.claim_pass import ClaimPass
 from rota.kernel.flows import ServedFlows
 from rota.kernel.ready_heads import read_ready
+from rota.kernel.turn import ClaimKind
 from rota.model.snapshot import Candidate, Decision, Decisions, Snapshot
 from rota.policy.contract import Policy
 from rota.service.policy_guard import PolicyGuard
@@ -40,9 +41,8 @@ from rota.service.ranked_pass import ROUNDS_MAX, RankedPass
 from rota.store import Store, Transaction
 from rota.store.forks import in_child
 
-__all__ = ["ClaimKind", "IsolatedPass", "OnFailure", "asks_process"]
+__all__ = ["IsolatedPass", "OnFailure", "asks_process"]
 
-ClaimKind: TypeAlias = tuple[tuple[str, ...], bool]  # kinds of slot, whether budgets are checked
 OnFailure: TypeAlias = Callable[[Transaction, Policy, PolicyFailed], None]
 
 
@@ -104,7 +104,7 @@ class IsolatedPass(RankedPass):
 
     def propose(self, claim: ClaimPass) -> ServedFlows:
         """Claim from the answer that is being delivered; without one, ask."""
-        kind = claim.request.kinds, claim.request.check_budgets
+        kind = claim.request.claim_kind
         plan = self._plan if self._plan is not None and self._plan.question.kind == kind else None
         if plan is not None:
             self._claim_from(claim, plan)

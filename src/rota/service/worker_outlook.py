@@ -46,9 +46,9 @@ class WorkerOutlook:
         self._busy = Counter((worker_id, incarnation) for _, worker_id, incarnation in self._runs)
 
     def reason_against(  # noqa: PLR0911  # one for each reason
-        self, kind: str | None, start: Callable[[], str], sched_id: int | None = None
+        self, kind: str | None, start: Callable[[], str], sched_id: int | None = None, pid: int | None = None
     ) -> WorkerReason | None:
-        """Return why no worker would claim an entry of this kind, or start this one, now; None if one could."""
+        """Return why no worker would claim an entry of this kind and agent, or start this one, now; None: one could."""
         if not self._alive:
             return reasons.NoWorker(start=start())
         refusal = self._refused.get(sched_id or 0)
@@ -67,6 +67,9 @@ class WorkerOutlook:
         fitting = [(worker, pool) for worker in self._alive for pool in worker.pools if pool.slots and pool.takes(kind)]
         if not fitting:
             return None if kind is None else reasons.NoWorkerForKind(kind=kind, start=start())
+        fitting = [(worker, pool) for worker, pool in fitting if pid not in pool.except_agents]
+        if not fitting:
+            return reasons.NoFunction(start=start())
         claiming = [(worker, pool) for worker, pool in fitting if not worker.draining]
         if not claiming:
             names = tuple(dict.fromkeys(worker.worker_id for worker, _ in fitting))

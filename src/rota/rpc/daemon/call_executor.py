@@ -34,6 +34,7 @@ import msgspec
 
 from rota.errors import Forbidden, LimitExceeded, RotaError, StoreUnavailable, Unauthenticated
 from rota.kernel.settings import write_setting
+from rota.kernel.turn import ClaimKind
 from rota.model.work import ScheduleSpec
 from rota.rpc.authorization import Principal, authorize
 from rota.rpc.daemon.denials import Denials
@@ -372,7 +373,7 @@ class CallExecutor:
             partial(self._try_claim, pending.method, claim, pending.principal),
             partial(self._deliver, self._claimed, pending),
             may_park=True,
-            equivalence_key=(claim.policy, pending.method is _TURN, *_claim_kind(claim)) if waits else None,
+            equivalence_key=(claim.policy, pending.method is _TURN, _claim_kind(claim)) if waits else None,
         )
         wait_s = claim.wait_s if waits else ANSWER_WAIT_S
         pending.timer = self._loop.call_later(wait_s, self._store.withdraw, pending.write)
@@ -405,7 +406,7 @@ class CallExecutor:
         """Return the claimed entries; an empty list keeps the posted write parked."""
         entries = self._claim_now(method, claim, principal)
         dispatcher = self._handlers.dispatcher
-        if entries or claim.wait_s > 0 or dispatcher.is_asking(claim.policy, *_claim_kind(claim)):
+        if entries or claim.wait_s > 0 or dispatcher.is_asking(claim.policy, _claim_kind(claim)):
             return entries
         return NOTHING
 
@@ -564,9 +565,9 @@ class CallExecutor:
             queue.close()
 
 
-def _claim_kind(claim: Any) -> tuple[tuple[str, ...], bool]:
+def _claim_kind(claim: Any) -> ClaimKind:
     """What claims that find the same entries have in common, beside their policy."""
-    return tuple(sorted(set(claim.kinds))), claim.admission_check
+    return tuple(sorted(set(claim.kinds))), claim.admission_check, tuple(sorted(set(claim.except_agents)))
 
 
 def _ended_runs(params: Any) -> Any:

@@ -437,7 +437,14 @@ class QueueApi(Protocol):
         retry_safe=True,
         errors=(e.SchedInvalidPayload,),
     )
-    def peek(self, max_n: int = 1, *, kinds: Sequence[str] = (), worker_id: str = "peek") -> list[ReadyEntry]:
+    def peek(
+        self,
+        max_n: int = 1,
+        *,
+        kinds: Sequence[str] = (),
+        worker_id: str = "peek",
+        except_agents: Sequence[int] = (),
+    ) -> list[ReadyEntry]:
         """Return what a claim in strict order would return now, without claiming it."""
         ...
 

@@ -44,6 +44,7 @@ class ClaimApi(Protocol):
         claim_timeout_s: float = CLAIM_TIMEOUT_S,
         incarnation: str = "",
         kinds: tuple[str, ...] = (),
+        except_agents: tuple[int, ...] = (),
     ) -> list[ReadyEntry]:
         """Claim ready entries for a worker; while there are none, wait up to wait_s."""
         ...
@@ -70,6 +71,7 @@ class ClaimApi(Protocol):
         claim_timeout_s: float = CLAIM_TIMEOUT_S,
         incarnation: str = "",
         kinds: tuple[str, ...] = (),
+        except_agents: tuple[int, ...] = (),
     ) -> TurnResult:
         """Complete runs and claim the next entries in one commit."""
         ...
@@ -96,6 +98,7 @@ class ClaimApi(Protocol):
         claim_timeout_s: float = CLAIM_TIMEOUT_S,
         incarnation: str = "",
         kinds: tuple[str, ...] = (),
+        except_agents: tuple[int, ...] = (),
     ) -> TurnResult:
         """For supervisors: complete runs, claim the next entries and move the agents of both, in one commit."""
         ...

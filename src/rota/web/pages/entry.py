@@ -224,10 +224,10 @@ class _EntryPage:
             _sentence(f"{'Eligible, but' if found.starts else 'And'} {found.workers.sentence()}", "tone-warn")
         elif found.starts:
             _sentence(f"Eligible: the next claim takes it ({found.policy}).", "tone-good")
-        starts = found.estimate.starts_at
+        starts = found.start.starts_at
         place = "" if found.position is None else f", position {found.position:,}"
         estimate = "unknown" if starts is None else when(starts, found.now)
-        ui.label(f"Start: {estimate}{place} ({named(found.estimate.basis)})").classes("soft")
+        ui.label(f"Start: {estimate}{place} ({named(found.start.basis)})").classes("soft")
         self._draw_ahead(found)
         if found.changes:
             ui.label("What would start it").classes("small-title")

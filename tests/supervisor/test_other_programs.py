@@ -1,0 +1,134 @@
+"""Programs that share a store, each with functions of its own: none runs, retries or fails the entries of another."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rota import Rota
+from rota.fleet.agent_settings import SETTINGS_KEY
+from rota.kernel import ScheduleSpec
+from rota.kernel.turn import EXCEPT_AGENTS_MAX
+from rota.model import reasons
+from rota.model.events import EntriesClaimed
+from rota.service.explanation import explain
+from tests.supervisor.world import PATIENCE_S, World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def claims(rota: Rota) -> int:
+    """How many claims of entries the journal has."""
+    return sum(len(event.payload["entries"]) for event in rota.api.journal.tail(kinds=(EntriesClaimed.kind,)))
+
+
+@pytest.mark.parametrize("isolation", [None, "process"])
+def test_each_of_two_programs_runs_its_own(tmp_path: Path, isolation: str | None) -> None:
+    programs = [Rota(str(tmp_path / "rota.db")) for _ in range(2)]
+    ran: list[tuple[str, int]] = []
+    jobs = []
+    for name, rota in zip("fg", programs, strict=True):
+        own = rota.agent(name, max_attempts=1)(lambda n, name=name: ran.append((name, n)))
+        jobs += own.map(list(range(10)))
+        if isolation is not None:  # it cannot be imported by a worker process here, but only its program may say so
+            own = rota.agent(f"{name} apart", isolation=isolation, max_attempts=1)(_in_a_process)
+            jobs += own.map(list(range(2)))
+    threads = [threading.Thread(target=rota.run, kwargs={"slots": 2, "until_idle": True}) for rota in programs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(ran) == [(name, n) for name in "fg" for n in range(10)]
+    assert {(job.status, job.entry().attempt) for job in jobs} == {("succeeded", 1)}
+    assert claims(programs[0]) <= len(jobs) + 2 * 2 * 2  # a program's first claims find out what it cannot run
+    for rota in programs:
+        rota.close()
+
+
+def _noting(ran: list[int]) -> Callable[[int], None]:
+    def work(n: int) -> None:
+        ran.append(n)
+
+    return work
+
+
+def _in_a_process(n: int) -> int:
+    return n
+
+
+def test_entries_that_it_cannot_run_are_claimed_once_and_hide_no_others(world: World) -> None:
+    ran: list[int] = []
+    own = world.rota.agent("own")(_noting(ran))
+    pid = world.rota.api.agents.create("elsewhere")
+    world.rota.api.queue.enqueue_many([ScheduleSpec(pid, 9) for _ in range(50)])
+    own.map([1, 2, 3])
+    world.rota.run(slots=2, until_idle=True)
+    assert sorted(ran) == [1, 2, 3]
+    assert claims(world.rota) <= 3 + 2  # its two slots found out
+
+
+def test_a_function_that_is_registered_later_runs(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    pid = world.rota.api.agents.create("late")
+    (sched_id,) = world.rota.api.queue.enqueue_many([ScheduleSpec(pid)])
+    with caplog.at_level(logging.WARNING, "rota.fleet"):
+        running = world.run_in_background()
+        world.until(lambda: "agent 1 (late) has no function in this program" in caplog.text)
+    late = world.rota.agent("late")(lambda: "here")
+    assert late.pid == pid
+    assert world.ended(world.rota.job(sched_id)).result == "here"
+    world.stop(running)
+    assert caplog.text.count("has no function in this program") == 1
+
+
+def test_an_agent_that_gets_other_settings_runs(world: World) -> None:
+    pid = world.rota.api.agents.create("plain")
+    sched_id = world.rota.api.queue.enqueue(ScheduleSpec(pid))
+    running = world.run_in_background()
+    world.until(lambda: claims(world.rota) == 1)
+    settings = {"runner": "callable", "function": "os:getpid"}
+    world.rota.api.agents.update(pid, metadata={SETTINGS_KEY: settings})
+    world.ended(world.rota.job(sched_id))
+    world.stop(running)
+
+
+def test_an_agent_that_has_ended_has_its_entries_cancelled_all_the_same(world: World) -> None:
+    pid = world.rota.api.agents.create("gone")
+    sched_id = world.rota.api.queue.enqueue(ScheduleSpec(pid))
+    world.rota.kernel.terminate(pid, "completed", queued="keep")
+    world.rota.run(until_idle=True)
+    assert world.rota.api.queue.get(sched_id).outcome == "owner_dead"
+
+
+def test_of_more_agents_than_a_claim_leaves_out_the_others_come_back_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.fleet.claimed_runs.EXCEPT_AGENTS_MAX", 3)
+    ran: list[int] = []
+    world.rota.agent("own")(_noting(ran)).map([1, 2])
+    for number in range(6):
+        world.rota.api.queue.enqueue(ScheduleSpec(world.rota.api.agents.create(f"elsewhere {number}"), 9))
+    summary = world.rota.run(slots=1, until_idle=True)
+    assert (sorted(ran), len(summary.waiting)) == ([1, 2], 6)
+    assert EXCEPT_AGENTS_MAX > 3
+
+
+def test_why_says_that_no_running_program_has_the_function(world: World) -> None:
+    pid = world.rota.api.agents.create("elsewhere")
+    sched_id = world.rota.api.queue.enqueue(ScheduleSpec(pid))
+    running = world.run_in_background()
+    world.until(lambda: isinstance(explain(world.rota.api, sched_id).workers, reasons.NoFunction))
+    found = explain(world.rota.api, sched_id)
+    assert found.start.starts_at is None
+    assert "no running worker has its agent's function" in found.start.basis
+    world.rota.agent("elsewhere")(lambda: None)
+    world.ended(world.rota.job(sched_id))
+    world.stop(running)
