@@ -198,7 +198,7 @@ def test_a_waiting_claim_that_leaves_out_an_agent_stands_for_no_other(served: Se
             served.until_parked(1 if worker == "without" else 2)
         sched_id = client.enqueue(ScheduleSpec(pid))  # the oldest claim is tried first, and finds nothing
         assert [entry["sched_id"] for entry in both.receive()["result"]["entries"]] == [sched_id]
-        assert client.claim("again", except_agents=[pid]) == []
+        assert client.claim("again", except_agents=(pid,)) == []
 
 
 def test_a_waiting_call_has_one_check_at_a_time(served: Served) -> None:

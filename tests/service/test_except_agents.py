@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def pids(rota: Rota) -> list[int]:
 def test_a_claim_leaves_them_out_and_takes_what_is_behind(rota: Rota, pids: list[int], policy: str, count: int) -> None:
     first, own, other = pids
     taken: list[int] = []
-    while entries := rota.api.claim("w", count, policy=policy, except_agents=[other, first, first]):
+    while entries := rota.api.claim("w", count, policy=policy, except_agents=(other, first, first)):
         taken += [entry.pid for entry in entries]
     assert taken == [own] * 3
     rest = [entry.pid for _ in range(6) for entry in rota.api.claim("other", 1, policy=policy)]
@@ -59,10 +60,11 @@ def test_a_parked_claim_without_them_is_not_taken_for_one_with_them(rota: Rota) 
             entries = rota.api.claim(worker, wait_s=PATIENCE_S, except_agents=left_out)
             found[worker] = [entry.pid for entry in entries]
 
-        parked = rota.kernel.store.parked
+        store: Any = rota.kernel.store
+        parked = store.parked
         thread = threading.Thread(target=wait)
         thread.start()
-        while rota.kernel.store.parked == parked:
+        while store.parked == parked:
             threading.Event().wait(0.001)
         return thread
 
@@ -78,10 +80,11 @@ def test_a_parked_claim_without_them_is_not_taken_for_one_with_them(rota: Rota) 
 def test_there_is_a_maximum_and_they_are_numbers(rota: Rota) -> None:
     pid = rota.api.agents.create("agent")
     rota.api.queue.enqueue(ScheduleSpec(pid))
-    others = list(range(1_000, 1_000 + EXCEPT_AGENTS_MAX))
-    for wrong in ([*others, 1], ["agent"], [True], 7):
+    others = tuple(range(1_000, 1_000 + EXCEPT_AGENTS_MAX))
+    wrong: Any
+    for wrong in ((*others, 1), ["agent"], [True], 7):
         with pytest.raises(SchedInvalidPayload, match="except_agents"):
-            rota.api.claim("w", except_agents=wrong)  # type: ignore[arg-type]
+            rota.api.claim("w", except_agents=wrong)
     assert [entry.pid for entry in rota.api.claim("w", except_agents=others)] == [pid]
 
 
@@ -103,7 +106,7 @@ def test_a_worker_that_leaves_out_a_project_costs_it_no_credit(rota: Rota) -> No
     served = Counter[str]()
     for _ in range(10):
         assert run("w2", first, owed) is None
-        pid = run("w")
-        assert pid is not None
-        served[agents[pid]] += 1
+        ran = run("w")
+        assert ran is not None
+        served[agents[ran]] += 1
     assert served[agents[first]] <= 1

@@ -15,6 +15,7 @@ from rota.kernel import ScheduleSpec
 from rota.kernel.turn import EXCEPT_AGENTS_MAX
 from rota.model import reasons
 from rota.model.events import EntriesClaimed
+from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from tests.supervisor.world import PATIENCE_S, World
 
@@ -31,16 +32,16 @@ def claims(rota: Rota) -> int:
     return sum(len(event.payload["entries"]) for event in rota.api.journal.tail(kinds=(EntriesClaimed.kind,)))
 
 
-@pytest.mark.parametrize("isolation", [None, "process"])
-def test_each_of_two_programs_runs_its_own(tmp_path: Path, isolation: str | None) -> None:
+@pytest.mark.parametrize("isolated", [False, True])
+def test_each_of_two_programs_runs_its_own(tmp_path: Path, isolated: bool) -> None:
     programs = [Rota(str(tmp_path / "rota.db")) for _ in range(2)]
     ran: list[tuple[str, int]] = []
     jobs = []
     for name, rota in zip("fg", programs, strict=True):
         own = rota.agent(name, max_attempts=1)(lambda n, name=name: ran.append((name, n)))
         jobs += own.map(list(range(10)))
-        if isolation is not None:  # it cannot be imported by a worker process here, but only its program may say so
-            own = rota.agent(f"{name} apart", isolation=isolation, max_attempts=1)(_in_a_process)
+        if isolated:  # it cannot be imported by a worker process here, but only its program may say so
+            own = rota.agent(f"{name} apart", isolation="process", max_attempts=1)(_in_a_process)
             jobs += own.map(list(range(2)))
     threads = [threading.Thread(target=rota.run, kwargs={"slots": 2, "until_idle": True}) for rota in programs]
     for thread in threads:
@@ -125,8 +126,8 @@ def test_why_says_that_no_running_program_has_the_function(world: World) -> None
     pid = world.rota.api.agents.create("elsewhere")
     sched_id = world.rota.api.queue.enqueue(ScheduleSpec(pid))
     running = world.run_in_background()
-    world.until(lambda: isinstance(explain(world.rota.api, sched_id).workers, reasons.NoFunction))
-    found = explain(world.rota.api, sched_id)
+    world.until(lambda: isinstance(explain(Dispatcher(world.rota.kernel), sched_id).workers, reasons.NoFunction))
+    found = explain(Dispatcher(world.rota.kernel), sched_id)
     assert found.start.starts_at is None
     assert "no running worker has its agent's function" in found.start.basis
     world.rota.agent("elsewhere")(lambda: None)
