@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,40 @@ def _noting(ran: list[int]) -> Callable[[int], None]:
 
 def _in_a_process(n: int) -> int:
     return n
+
+
+def test_agents_of_one_name_in_two_projects_have_functions_of_their_own(world: World) -> None:
+    jobs = {}
+    for project in (None, "lab", "shop"):
+        settings: dict[str, Any] = {} if project is None else {"project": project}
+        jobs[project] = world.rota.agent("work", **settings)(_saying(str(project))).enqueue()
+    world.rota.run(until_idle=True)
+    assert {project: job.result() for project, job in jobs.items()} == {None: "None", "lab": "lab", "shop": "shop"}
+    assert world.rota.find("work", project="shop")() == "shop"
+
+
+def test_a_program_runs_no_agent_of_the_same_name_in_another_project(tmp_path: Path) -> None:
+    programs = {project: Rota(str(tmp_path / "rota.db")) for project in ("lab", "shop")}
+    jobs = [
+        (project, job)
+        for project, rota in programs.items()
+        for job in rota.agent("work", project=project)(_saying(project)).map([{}] * 10)
+    ]
+    threads = [threading.Thread(target=rota.run, kwargs={"until_idle": True}) for rota in programs.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [job.result() for _, job in jobs] == [project for project, _ in jobs]
+    for rota in programs.values():
+        rota.close()
+
+
+def _saying(words: str) -> Callable[[], str]:
+    def work() -> str:
+        return words
+
+    return work
 
 
 def test_entries_that_it_cannot_run_are_claimed_once_and_hide_no_others(world: World) -> None:

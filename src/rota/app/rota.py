@@ -87,7 +87,7 @@ class Rota(GraphMethods):
             api.close()
             raise
         self._link = StoreLink(api)
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[tuple[str | None, str], Callable[..., Any]] = {}  # by project and name of their agents
         self._registered: list[tuple[AgentHandle, Callable[[], Agent]]] = []  # handles, and how to register each again
         self._schedules = Schedules()
         self._supervisor: Supervisor | None = None
@@ -168,7 +168,7 @@ class Rota(GraphMethods):
     def _register_function(self, name: str, function: Callable[..., Any], settings: AgentOptions) -> AgentHandle:
         trigger = trigger_of(settings, function)
         handle = self._register(name, "callable", {}, settings, function)
-        self._functions[name] = function
+        self._functions[handle.agent.project_id, name] = function
         self._schedules.add(name, settings.get("project"), trigger)
         return handle
 
@@ -220,7 +220,7 @@ class Rota(GraphMethods):
         agent = agent_named(found, name, near=None) if project is None else agent_in_project(found, project)
         if agent is None:
             raise UnknownAgent(name, project)
-        return AgentHandle(self._link, agent, self._functions.get(name))
+        return AgentHandle(self._link, agent, self._functions.get((agent.project_id, name)))
 
     def pause(
         self,

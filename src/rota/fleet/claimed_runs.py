@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +27,14 @@ from rota.fleet.run_cpu import RunCpu, run_cpu
 from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.run_traces import RunTraces
 from rota.fleet.runners import registry
-from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcome
+from rota.fleet.runners.contract import (
+    Assignment,
+    RegisteredFunctions,
+    RunAccess,
+    Runner,
+    RunOutcome,
+    registered_function,
+)
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
 from rota.fleet.supervised_cores import SupervisedCores
@@ -70,7 +77,7 @@ class ClaimedRuns:
         self,
         api: SchedulerApi,
         resources: RunnerResources,
-        functions: Mapping[str, Callable[..., Any]],
+        functions: RegisteredFunctions,
         *,
         watchdog: Watchdog,
         worktrees: SupervisedWorktrees,
@@ -82,7 +89,7 @@ class ClaimedRuns:
         is_draining: Callable[[], bool],
         on_cannot_run: Callable[[], None],
     ) -> None:
-        self._elsewhere: dict[int, str] = {}  # agents whose function only other programs have: their names, by pid
+        self._elsewhere: dict[int, Agent] = {}  # agents whose function only other programs have, by pid
         self._warned: set[int] = set()  # of them, those that a warning has named
         self._on_cannot_run = on_cannot_run  # called when one was found
         self._api = api
@@ -106,7 +113,7 @@ class ClaimedRuns:
         """Return a run for a claimed entry; a report if it cannot run; None if the store stays out of reach."""
         try:
             agent, settings, _ = self.wait_out(lambda: self._agent(entry.pid))
-            if agent.state != "DEAD" and _needs_registered(settings) and agent.name not in self._functions:
+            if agent.state != "DEAD" and _needs_registered(settings) and not self._has_function(agent):
                 return self._leave_to_others(entry, agent)
             assignment = self.wait_out(lambda: self._assignment(entry, slot))
         except FleetInvalid as problem:
@@ -201,7 +208,7 @@ class ClaimedRuns:
         """Return an entry whose agent's function only another program has. Later claims leave that agent out."""
         with self._lock:
             is_known = agent.pid in self._warned
-            self._elsewhere[agent.pid] = agent.name
+            self._elsewhere[agent.pid] = agent
             self._warned.add(agent.pid)
         if not is_known:
             told = "agent %s (%s) has no function in this program: its entries are left to programs that register it"
@@ -215,9 +222,12 @@ class ClaimedRuns:
         if not self._elsewhere:
             return []
         with self._lock:
-            for pid in [pid for pid, name in self._elsewhere.items() if name in self._functions]:
-                del self._elsewhere[pid]  # it was registered meanwhile
+            for agent in [agent for agent in self._elsewhere.values() if self._has_function(agent)]:
+                del self._elsewhere[agent.pid]  # it was registered meanwhile
             return sorted(self._elsewhere)
+
+    def _has_function(self, agent: Agent) -> bool:
+        return registered_function(self._functions, agent) is not None
 
     def left_out(self) -> tuple[int, ...]:
         """Return the agents whose entries a claim leaves out: those that cannot run here, or the first of very many."""

@@ -109,7 +109,13 @@ class IdleCheck:
         groups = self._api.queue.unfinished(GROUPS_MAX)
         explained = {group.sched_id for group in groups if group.state == "queued" and group.hold is None}
         explained = set(sorted(explained)[:EXPLAINED_MAX])
-        left = [self._left(group, now, explains=group.sched_id in explained) for group in groups]
+        elsewhere = frozenset(self._not_runnable())
+        left = [
+            self._blocked(group, "this program has no function or settings for it")
+            if group.pid in elsewhere and group.state == "queued"
+            else self._left(group, now, explains=group.sched_id in explained)
+            for group in groups
+        ]
         self._ready_tries = self._ready_tries + 1 if self._has_ready else 0
         self.waiting = _with_stuck(each.waiting for each in left)
         return decide(left)
@@ -117,8 +123,6 @@ class IdleCheck:
     def _left(self, group: EntryGroup, now: float, *, explains: bool) -> _Left:  # noqa: PLR0911  # one for each case
         if group.state == "dispatched":
             return self._running(group, now)
-        if group.pid in self._not_runnable():
-            return self._blocked(group, "this program has no function or settings for it")
         if group.kind is not None and group.kind not in self._kinds:
             return self._blocked(group, f"there is no slot of kind {group.kind!r} here")
         match group.hold:

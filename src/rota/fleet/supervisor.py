@@ -28,7 +28,7 @@ import socket
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,6 +52,7 @@ from rota.fleet.restarts import Restarts
 from rota.fleet.run_advisories import RunAdvisories
 from rota.fleet.run_summary import RunSummary
 from rota.fleet.runners import registry
+from rota.fleet.runners.contract import RegisteredFunctions
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.signals import acting_on
 from rota.fleet.slot_loop import SlotLoop
@@ -119,7 +120,7 @@ class Supervisor:
         api: SchedulerApi,
         settings: SupervisorSettings | None = None,
         *,
-        functions: Mapping[str, Callable[..., Any]] | None = None,
+        functions: RegisteredFunctions | None = None,
         components: ComponentRegistry | None = None,
     ) -> None:
         """`components` are those of graphs that no other process can import."""
@@ -131,7 +132,7 @@ class Supervisor:
         self._advisories = RunAdvisories()
         self.ended_runs = 0
         self._api = api
-        self._functions = {} if functions is None else functions  # the caller may add to them later
+        self._functions: RegisteredFunctions = {} if functions is None else functions  # the caller may add some later
         self._watchdog = Watchdog(api.clock, "rota-watchdog")
         self._restarts = Restarts(api, self._watchdog)
         self._cores = SupervisedCores(api)
@@ -421,7 +422,7 @@ class Supervisor:
         left_out = self._claimed.left_out()
         pools = [SlotPool(loop.worker_id, loop.slots, loop.kinds, except_agents=left_out) for loop in self.slot_loops]
         on_ray = self._ray.pool
-        return pools if on_ray is None else [*pools, on_ray]
+        return pools if on_ray is None else [*pools, msgspec.structs.replace(on_ray, except_agents=left_out)]
 
     def _renew_registration(self) -> None:
         self._registration.renew()

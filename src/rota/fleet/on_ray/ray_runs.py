@@ -37,7 +37,7 @@ from rota.fleet.on_ray.driver_link import DriverLink
 from rota.fleet.on_ray.held_usage import HeldUsage
 from rota.fleet.on_ray.room import ClusterNode, Room, lack
 from rota.fleet.runners.context import answer_request
-from rota.fleet.runners.contract import RunOutcome
+from rota.fleet.runners.contract import RegisteredFunctions, RunOutcome, registered_function
 from rota.fleet.runners.resources import RunnerResources
 from rota.model.checks import NOTE_CHARS_MAX
 from rota.model.ray import RayCluster, RaySettings, RayShape, kind_of, shape_of
@@ -99,7 +99,7 @@ class RayRuns:
         self,
         resources: RunnerResources,
         cluster: RayCluster,
-        functions: Mapping[str, Callable[..., Any]],
+        functions: RegisteredFunctions,
         *,
         on_room: Callable[[], None],
         on_problems: Callable[[], None],
@@ -124,8 +124,8 @@ class RayRuns:
         self._is_ready = False
         self._is_doubtful = False  # a node has died, and the cluster has reported nothing since
         self._is_closed = False
-        self._sent_functions: dict[str, int] = {}
-        self._pickled: dict[str, bytes] = {}
+        self._sent_functions: dict[int, int] = {}  # by agent
+        self._pickled: dict[int, bytes] = {}  # by agent
         self._unreachable: str | None = None  # why there is no connection
         self._retry_at = -math.inf  # on the advancing clock: when to connect again
         self._withdrawn: dict[str, str] = {}  # why the last run of a kind was withdrawn
@@ -252,13 +252,13 @@ class RayRuns:
         self._submitted[run.key] = run
         run.node, run.since = node_id, self._clock.monotonic()
         assignment = run.live.assignment
-        name = assignment.agent.name
+        pid = assignment.agent.pid
         function = None
-        if name in self._pickled and assignment.settings.function is None:
-            if name not in self._sent_functions:
-                self._sent_functions[name] = len(self._sent_functions)
-                link.send("function", self._sent_functions[name], self._pickled[name])
-            function = self._sent_functions[name]
+        if pid in self._pickled and assignment.settings.function is None:
+            if pid not in self._sent_functions:
+                self._sent_functions[pid] = len(self._sent_functions)
+                link.send("function", self._sent_functions[pid], self._pickled[pid])
+            function = self._sent_functions[pid]
         link.send("run", run.key, msgspec.json.encode(assignment), function, self._folders, self._options(run))
 
     def _options(self, run: _Run) -> dict[str, Any]:
@@ -281,18 +281,18 @@ class RayRuns:
 
     def _pickle(self, live: LiveRun) -> RunOutcome | None:
         """Pickle a registered function, once; if that cannot be done, return how the run ends."""
-        settings, name = live.assignment.settings, live.assignment.agent.name
-        if settings.executes != "callable" or settings.function is not None or name in self._pickled:
+        settings, agent = live.assignment.settings, live.assignment.agent
+        if settings.executes != "callable" or settings.function is not None or agent.pid in self._pickled:
             return None
-        function = self._functions.get(name)
+        function = registered_function(self._functions, agent)
         if function is None:
-            error = f"no function is registered for agent {name!r}"
+            error = f"no function is registered for agent {agent.name!r}"
             return RunOutcome(exit_kind="failed", outcome="not_found", result={"error": error})
         try:
             # only for functions that nodes cannot import: this loads Ray here, too
-            self._pickled[name] = import_module("ray.cloudpickle").dumps(function)
+            self._pickled[agent.pid] = import_module("ray.cloudpickle").dumps(function)
         except Exception as problem:  # whatever a function refers to
-            error = f"agent {name!r} cannot run on Ray: its function cannot be pickled: {problem}"
+            error = f"agent {agent.name!r} cannot run on Ray: its function cannot be pickled: {problem}"
             return RunOutcome(exit_kind="failed", outcome="unpicklable", result={"error": error})
         return None
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rota.errors import LimitExceeded, NotFound, RotaError
 from rota.fleet.agent_settings import SETTINGS_KEY, settings_of
@@ -18,7 +17,7 @@ from rota.fleet.config.apply import all_rows
 from rota.fleet.live_run import LiveRun
 from rota.fleet.on_ray.ray_loop import RayLoop
 from rota.fleet.on_ray.ray_runs import RayRuns
-from rota.fleet.runners.contract import RunOutcome
+from rota.fleet.runners.contract import RegisteredFunctions, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.slot_loop import SlotLoop
 from rota.model.events import Event, ProcessCreated, ProcessUpdated
@@ -46,7 +45,7 @@ class SupervisedRay:
         api: SchedulerApi,
         cluster: RayCluster,
         resources: RunnerResources,
-        functions: Mapping[str, Callable[..., Any]],
+        functions: RegisteredFunctions,
         *,
         make_loop: Callable[[int], RayLoop],
         on_problems: Callable[[], None],

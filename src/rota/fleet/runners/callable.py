@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,14 +23,20 @@ from rota.errors import RotaError, WorkersUnavailable
 from rota.fleet.run_cpu import NO_GROUPS
 from rota.fleet.runners.calling import CallPlacement, FunctionOutcome, call, call_in_worker, load_function
 from rota.fleet.runners.context import STOP, RunContext, answer_request, facts_of
-from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
+from rota.fleet.runners.contract import (
+    Assignment,
+    RegisteredFunctions,
+    RunChannel,
+    RunOutcome,
+    registered_function,
+)
 from rota.fleet.runners.cpu_hold import CpuHold
 from rota.fleet.runners.printing import keep_prints, release_streams
 from rota.fleet.runners.program import not_started_outcome, output_tail, whole_seconds
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.call_outcome import CallOutcome
 from rota.host.worker_pool import WorkerCall, WorkerPool
-from rota.model.work import Limits
+from rota.model.work import Agent, Limits
 
 __all__ = ["CallableRunner"]
 
@@ -41,11 +47,9 @@ _XCPU = "SIGXCPU"
 
 
 class CallableRunner:
-    """Runs functions: registered ones by agent name, and those that an agent's settings name."""
+    """Runs functions: those that the program has registered for agents, and those that an agent's settings name."""
 
-    def __init__(
-        self, resources: RunnerResources, functions: Mapping[str, Callable[..., Any]], *, slots: int = SLOTS
-    ) -> None:
+    def __init__(self, resources: RunnerResources, functions: RegisteredFunctions, *, slots: int = SLOTS) -> None:
         """`slots` is the maximum number of worker processes: one for each run at a time."""
         self._resources = resources
         self._functions = functions
@@ -101,7 +105,7 @@ class CallableRunner:
     def _function(self, assignment: Assignment) -> Callable[..., Any]:
         path = assignment.settings.function
         if path is None:
-            return self._registered(assignment.agent.name)
+            return self._registered(assignment.agent)
         if path not in self._loaded:
             try:
                 self._loaded[path] = load_function(path)
@@ -109,16 +113,16 @@ class CallableRunner:
                 raise _FunctionNotFound(f"cannot load {path}: {type(problem).__name__}: {problem}") from problem
         return self._loaded[path]
 
-    def _registered(self, name: str) -> Callable[..., Any]:
-        function = self._functions.get(name)
+    def _registered(self, agent: Agent) -> Callable[..., Any]:
+        function = registered_function(self._functions, agent)
         if function is None:
-            raise _FunctionNotFound(f"no function is registered for agent {name!r}")
+            raise _FunctionNotFound(f"no function is registered for agent {agent.name!r}")
         return function
 
     # --- in a worker process ---------------------------------------------------------------------
 
     def _in_process(self, assignment: Assignment, channel: RunChannel) -> FunctionOutcome:
-        path = assignment.settings.function or self._path(assignment.agent.name)
+        path = assignment.settings.function or self._path(assignment.agent)
         limits, grace_s = assignment.settings.limits, assignment.settings.stop_grace_s
         # a fallback: normally the supervisor's stop escalation ends the run when its wall time is over
         timeout_s = None if limits.wall_s is None else limits.wall_s + 2 * grace_s
@@ -156,13 +160,13 @@ class CallableRunner:
         finally:
             hold.end()
 
-    def _path(self, name: str) -> str:
+    def _path(self, agent: Agent) -> str:
         """Return the module:name under which a worker process finds a registered function."""
-        function = self._registered(name)
+        function = self._registered(agent)
         module, qualified = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
         if module is None or "<" in qualified:
             raise _FunctionNotFound(
-                f"agent {name!r} cannot run in a process: {qualified} is not defined at the top level of a module"
+                f"agent {agent.name!r} cannot run in a process: {qualified} is not defined at the top level of a module"
             )
         return f"{module}:{qualified}"
 

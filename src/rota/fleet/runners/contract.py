@@ -16,8 +16,8 @@ A runner offers the steps it supports as a `StopHandle`; the record says which o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -25,9 +25,30 @@ from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.run_cpu import RunCpu
 from rota.model.work import Agent, ReadyEntry
 
-__all__ = ["AgentChannel", "Assignment", "RunAccess", "RunChannel", "RunOutcome", "Runner", "StopHandle", "StopStep"]
+__all__ = [
+    "AgentChannel",
+    "Assignment",
+    "RegisteredFunctions",
+    "RunAccess",
+    "RunChannel",
+    "RunOutcome",
+    "Runner",
+    "StopHandle",
+    "StopStep",
+    "registered_function",
+]
 
 StopStep = Literal["request", "terminate", "kill"]
+# the functions of a program, by the project and the name of their agent, or by a name that stands for any project
+RegisteredFunctions: TypeAlias = Mapping[Any, Callable[..., Any]]
+
+
+def registered_function(functions: RegisteredFunctions, agent: Agent) -> Callable[..., Any] | None:
+    """Return the function of an agent, if this program has registered it.
+
+    An agent of the same name in another project is another one: its function may belong to another tenant.
+    """
+    return functions.get((agent.project_id, agent.name)) or functions.get(agent.name)
 
 
 class RunAccess(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Runners by name. Other packages add theirs under the entry point group `rota.runners`.
 
-An entry point names a function like those in `_BUILT_IN`: it takes the `RunnerResources`, the registered functions by
-agent name and the number of slots, and returns a `Runner`.
+An entry point names a function like those in `_BUILT_IN`: it takes the `RunnerResources`, the registered functions (see
+`registered_function`) and the number of slots, and returns a `Runner`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rota.errors import FleetInvalid
 from rota.fleet.runners.callable import CallableRunner
 from rota.fleet.runners.command import CommandRunner
-from rota.fleet.runners.contract import Runner
+from rota.fleet.runners.contract import RegisteredFunctions, Runner
 from rota.fleet.runners.hook import HookRunner
 from rota.fleet.runners.ndjson import NdjsonRunner
 from rota.fleet.runners.resources import RunnerResources
 
-__all__ = ["GROUP", "RegisteredFunctions", "RunnerFactory", "make", "names"]
+__all__ = ["GROUP", "RunnerFactory", "make", "names"]
 
 GROUP = "rota.runners"
-RegisteredFunctions: TypeAlias = Mapping[str, Callable[..., Any]]
 RunnerFactory: TypeAlias = Callable[[RunnerResources, RegisteredFunctions, int], Runner]
 
 _BUILT_IN: Mapping[str, RunnerFactory] = {
