@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rota import Rota
+from rota import Graph, Rota
 from rota.fleet.agent_settings import SETTINGS_KEY
 from rota.kernel import ScheduleSpec
 from rota.kernel.turn import EXCEPT_AGENTS_MAX
@@ -61,6 +61,26 @@ def _noting(ran: list[int]) -> Callable[[int], None]:
         ran.append(n)
 
     return work
+
+
+@pytest.mark.parametrize("ends", ["lives", "ends"])
+def test_who_waits_for_a_graph_runs_its_agents_if_only_another_program_works(tmp_path: Path, ends: str) -> None:
+    path = str(tmp_path / "rota.db")
+    with Rota(path) as there, Rota(path) as here:
+        there.agent("other", project="there")(_saying("there"))
+        working = threading.Thread(target=there.run, daemon=True)
+        working.start()
+        while not there.api.workers.list():
+            threading.Event().wait(0.001)
+        graph = Graph("report")
+        graph.output(graph.node(here.agent("writer", project="here")(_saying("here")))())
+        run = here.run_graph(graph)
+        if ends == "ends":  # a worker was there when the call began to wait, and nothing but its end is to be noticed
+            threading.Timer(0.5, there.stop).start()
+        assert run.result(wait_s=PATIENCE_S) == "here"
+        there.stop()
+        working.join(PATIENCE_S)
+        assert not working.is_alive()
 
 
 def _in_a_process(n: int) -> int:

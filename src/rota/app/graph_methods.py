@@ -18,6 +18,7 @@ from rota.fleet.supervisor import Supervisor
 from rota.service.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
+    from rota.app.agent_handle import AgentHandle
     from rota.app.graph_runs import GraphRunHandle
     from rota.app.graph_start import AnyGraph
     from rota.graph import Graph
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["GraphMethods"]
 
 WAITING_SLOTS = 4  # of the worker that runs while `GraphRunHandle.wait` waits
+LOOK_S = 1.0  # how often a call that waits looks whether another worker runs the agents of this program
 
 
 class GraphMethods:
@@ -36,6 +38,10 @@ class GraphMethods:
 
     def supervisor(self, slots: int | dict[str, int] = 1, **settings: Any) -> Supervisor:
         """Return a supervisor of the store."""
+        raise NotImplementedError
+
+    def _own_agents(self) -> list[AgentHandle]:
+        """The agents whose functions this program has registered."""
         raise NotImplementedError
 
     def graph(
@@ -90,16 +96,39 @@ class GraphMethods:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """Run entries on other threads meanwhile, if this program has the store and no worker is alive."""
+        """Run entries on other threads meanwhile, once no other worker is alive that runs this program's agents."""
         api = self._link.api
-        if self._running or not isinstance(api, Dispatcher) or any(each.alive for each in api.workers.list()):
+        if self._running or not isinstance(api, Dispatcher):
             yield
             return
-        supervisor = self.supervisor(WAITING_SLOTS)
-        thread = threading.Thread(target=supervisor.run, name="rota-run", daemon=True)
+        changed, is_over = threading.Condition(), False
+        supervisors: list[Supervisor] = []
+
+        def work() -> None:
+            with changed:
+                while not is_over and self._is_served(api):
+                    api.clock.wait(changed, LOOK_S)
+                if is_over:
+                    return
+                supervisors.append(self.supervisor(WAITING_SLOTS))
+            supervisors[0].run()
+
+        thread = threading.Thread(target=work, name="rota-run", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            supervisor.drain()
+            with changed:
+                is_over = True
+                changed.notify_all()
+            for supervisor in supervisors:
+                supervisor.drain()
             thread.join()
+
+    def _is_served(self, api: Dispatcher) -> bool:
+        """Whether a worker is alive that leaves none of this program's own agents to others."""
+        own = {handle.pid for handle in self._own_agents()}
+        alive = [worker for worker in api.workers.list() if worker.alive]
+        return any(not worker.pools for worker in alive) or any(
+            own.isdisjoint(pool.except_agents) for worker in alive for pool in worker.pools
+        )

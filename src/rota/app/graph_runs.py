@@ -78,7 +78,7 @@ class GraphRunHandle(ABC):
     def wait(self, wait_s: Duration | None = None) -> GraphRunStatus:
         """Wait until the run has ended, in any way, and return its status; `WaitTimeout` after `wait_s`.
 
-        If no worker runs for a store of this program, its entries run here meanwhile.
+        While no worker is alive that runs the agents of this program, entries run here.
         """
         limit_s = None if wait_s is None else seconds_of("wait_s", wait_s)
         with self._worker() if limit_s != 0 else contextlib.nullcontext():

@@ -188,6 +188,10 @@ class Rota(GraphMethods):
         self._registered.append((handle, register))
         return handle
 
+    def _own_agents(self) -> list[AgentHandle]:
+        """The agents whose functions this program has registered."""
+        return [handle for handle, _ in self._registered if (handle.agent.project_id, handle.name) in self._functions]
+
     def _work_on(self, api: SchedulerApi) -> Callable[[], None]:
         """Use another store from now on, with the same agents; return a function that undoes it."""
         before, agents = self.api, [(handle, handle.agent) for handle, _ in self._registered]
