@@ -75,9 +75,11 @@ def test_who_waits_for_a_graph_runs_its_agents_if_only_another_program_works(tmp
         graph = Graph("report")
         graph.output(graph.node(here.agent("writer", project="here")(_saying("here")))())
         run = here.run_graph(graph)
-        if ends == "ends":  # a worker was there when the call began to wait, and nothing but its end is to be noticed
-            threading.Timer(0.5, there.stop).start()
+        ending = threading.Timer(0.3 if ends == "ends" else PATIENCE_S, there.stop)  # while the call waits
+        ending.start()
         assert run.result(wait_s=PATIENCE_S) == "here"
+        ending.cancel()
+        ending.join()
         there.stop()
         working.join(PATIENCE_S)
         assert not working.is_alive()
