@@ -88,6 +88,7 @@ class CommitNotifier:
         self._own: socket.socket | None = None
         self._out: socket.socket | None = None
         self._others: list[str] = []
+        self._is_closed = False
 
     def listen(self) -> socket.socket | None:
         """Create and return this process's socket; None if the system refuses, and then only the poll is left."""
@@ -101,6 +102,8 @@ class CommitNotifier:
 
     def notify(self) -> None:
         """Wake every other listener. Without listeners this costs one look at shared memory."""
+        if self._is_closed:  # a commit may end while the store is closed: it opens no socket any more
+            return
         version = self._words.listener_version
         if version != self._seen_version:
             with contextlib.suppress(OSError):  # out of descriptors or memory: list them at the next commit
@@ -118,6 +121,7 @@ class CommitNotifier:
 
     def close(self) -> None:
         """Close the sockets. A forked child does this too: the listening socket's name is its parent's."""
+        self._is_closed = True
         for each in (self._own, self._out):
             if each is not None:
                 each.close()

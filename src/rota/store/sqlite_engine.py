@@ -402,8 +402,10 @@ class SqliteEngine:
                 self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             if self._leave is not None:
                 self._leave()
-            self.connection.close()
-            self._release_descriptors()
+            try:
+                self.connection.close()
+            finally:
+                self._release_descriptors()
 
     def abandon(self, *, usable: bool) -> None:
         """In a forked child: release what was inherited, without a change to the file or to a lock of the parent.
