@@ -177,7 +177,6 @@ class ClaimPass:
     refused_groups: AbstractSet[str] = frozenset()  # "pid|kind|needs" of refused entries
     agents_elsewhere: AbstractSet[int] = frozenset()  # agents whose first entry only another worker can run
     _blocked_heads: AbstractSet[int | str] = frozenset()  # agents and projects whose first entry it cannot take
-    _open_projects: AbstractSet[str | None] = frozenset({None})  # whose own row cannot block an entry, as it found
     _skipped_ids: AbstractSet[int] = frozenset()  # claimed ones that came again: a damaged index has an entry twice
 
     def __init__(
@@ -241,11 +240,7 @@ class ClaimPass:
         if sched_id in self._claimed_ids:  # a pass that proposes it twice gets it once
             self._skipped_ids = _plus(self._skipped_ids, sched_id)
             return reasons.NotQueued(state=_DISPATCHED)
-        if (
-            self._due.any_limit
-            or row[NEEDS] is not None
-            or not (project_id in self._open_projects or self._is_open(project_id))
-        ):
+        if self._due.any_limit or row[NEEDS] is not None or not (project_id is None or self._is_open(project_id)):
             entry = CheckedEntry.from_row(row)
             if entry.needs is not UNREADABLE_NEEDS:  # otherwise `write` ends it, and nothing can block that
                 blocked = self._claim_checks.first_blocking_reason(entry)
@@ -263,10 +258,7 @@ class ClaimPass:
 
     def _is_open(self, project_id: str) -> bool:
         """Whether a project's own row cannot block an entry."""
-        if self.env.cache.project(self.tx, project_id) != UNLIMITED:
-            return False
-        self._open_projects = _plus(self._open_projects, project_id)
-        return True
+        return self.env.cache.project(self.tx, project_id) == UNLIMITED
 
     def blocking_reasons(self, row: Row) -> list[BlockingBase]:
         """Return every reason that blocks an entry."""

@@ -106,8 +106,6 @@ class RunRow(msgspec.Struct, frozen=True, gc=False):
 
     def cost(self, dim: str, now: float) -> int:
         """Return what sharing counts: the usage charged, else the expected usage, else whole seconds, at least one."""
-        if self.spent_text is None and self.needs_text is None:  # nearly always
-            return max(1, round(now - (self.dispatched_at or now)))
         expected = 0 if self.needs_text is None else decode_needs(self.needs_text).expected.get(dim, 0)
         return self.measured(dim) or expected or max(1, round(now - (self.dispatched_at or now)))
 

@@ -32,30 +32,7 @@ UNREAD_MAX = 400  # results that may wait in the buffers of the sockets: if thes
 FLOATS_CACHED_MAX = 64  # a turn sends its time many times, and the shortest text of a float takes a while to find
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _ROWS, _DONE, _SKIPPED = ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.PIPELINE_ABORTED
-_BINARY = Format.BINARY
-_SYNCED = None
-
-
-class _Prepared:
-    """A prepared statement, and what turns its rows into Python's values, once it has returned some."""
-
-    __slots__ = ("_transformer", "name")
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self._transformer: Any = None  # of psycopg, once a result has come
-
-    def load(self, result: Any, connection: psycopg.Connection[Any]) -> list[Row]:
-        """Return the rows of a result. How the columns are read is found out once: their types do not change."""
-        transformer = self._transformer
-        if transformer is None:
-            self._transformer = transformer = Transformer(connection)
-            transformer.set_pgresult(result)
-        else:
-            transformer.set_pgresult(result, set_loaders=False)
-        rows: list[Row] = transformer.load_rows(0, result.ntuples, tuple)
-        transformer.set_pgresult(None, set_loaders=False)  # it would keep the result
-        return rows
+_SENT, _SYNCED = None, ""
 
 
 class Pipeline:
@@ -70,10 +47,10 @@ class Pipeline:
         self._link.enter_pipeline_mode()
         self._poll = select.poll()  # select() refuses descriptors above 1,023
         self._poll.register(self._link.socket, select.POLLIN)
-        self._statements: dict[str, _Prepared] = {}  # by text
-        self._prepared = 0  # how many were prepared so far
-        # one for each result to come: the statement that was sent, the text that is prepared, or `_SYNCED`
-        self._owed: deque[_Prepared | str | None] = deque()
+        self._transformer = Transformer(connection)
+        self._names: dict[str, bytes] = {}  # text → name of the prepared statement
+        self._prepared = 0
+        self._owed: deque[str | None] = deque()  # one for each result to come: `_SENT`, `_SYNCED`, or a text to prepare
         self._found: list[list[Row]] = []  # the results that were read since the last sync
         self._problem: psycopg.Error | None = None  # of the first statement that failed
         self._entered = False  # a call is in progress, or was interrupted
@@ -87,14 +64,14 @@ class Pipeline:
         """Put a statement into the buffer."""
         values = [encode(value) for value in parameters]
         self._entered = True
-        statement = self._statements.get(text)
-        if statement is None:
+        name = self._names.get(text)
+        if name is None:
             self._prepared += 1
-            statement = self._statements[text] = _Prepared(b"s%d" % self._prepared)
-            self._link.send_prepare(statement.name, text.encode())
+            name = self._names[text] = b"s%d" % self._prepared
+            self._link.send_prepare(name, text.encode())
             self._owed.append(text)
-        self._link.send_query_prepared(statement.name, values, result_format=_BINARY)
-        self._owed.append(statement)
+        self._link.send_query_prepared(name, values, result_format=Format.BINARY)
+        self._owed.append(_SENT)
         if len(self._owed) >= UNREAD_MAX:
             self._link.send_flush_request()
             self._read()
@@ -141,26 +118,27 @@ class Pipeline:
         if link.flush():
             self._flush()
         while owed:
-            sent = owed.popleft()
+            kind = owed.popleft()
             if link.is_busy():
                 self._wait()
             result: Any = link.get_result()
-            if sent is _SYNCED:
+            if kind is _SYNCED:
                 self._found, self._problem = [], None
                 continue
             if link.is_busy():
                 self._wait()
             link.get_result()  # each statement's results end with None
-            if isinstance(sent, _Prepared):
-                self._found.append([] if result.status == _DONE else self._load(result, sent))
+            if kind is _SENT:
+                self._found.append([] if result.status == _DONE else self._load(result))
             elif result.status != _DONE:
-                del self._statements[sent]
+                del self._names[kind]
                 self._load(result)
 
-    def _load(self, result: Any, statement: _Prepared | None = None) -> list[Row]:
+    def _load(self, result: Any) -> list[Row]:
         status = result.status
-        if status == _ROWS and statement is not None:
-            return statement.load(result, self.connection)
+        if status == _ROWS:
+            self._transformer.set_pgresult(result)
+            return self._transformer.load_rows(0, result.ntuples, tuple)
         if status != _SKIPPED and self._problem is None:
             self._problem = psycopg.errors.error_from_result(result)
         return []

@@ -97,22 +97,21 @@ class PostgresTransaction:
     @property
     def foreign_version(self) -> int:
         """A number that grows when another process has written."""
-        turn = self._turn
-        if turn is None:
-            return 0
-        if turn.is_pending:
-            turn.take_turn()
-        return turn.foreign_version
+        turn = self._taken_turn()
+        return 0 if turn is None else turn.foreign_version
 
     @property
     def facts_version(self) -> int:
         """A number that grows when another process has changed what this one remembers."""
-        turn = self._turn  # as above: two dozen times in a turn, so a call is saved
-        if turn is None:
-            return 0
-        if turn.is_pending:
+        turn = self._taken_turn()
+        return 0 if turn is None else turn.facts_version
+
+    def _taken_turn(self) -> Turn | None:
+        """The turn, which has begun; None if the transaction only reads."""
+        turn = self._turn
+        if turn is not None and turn.is_pending:
             turn.take_turn()
-        return turn.facts_version
+        return turn
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows; one that returns none is only queued."""
