@@ -13,7 +13,7 @@ from rota.app.agent_options import with_known_dims
 from rota.app.async_run import on_own_thread
 from rota.app.jobs import StoreLink
 from rota.app.moments import Duration
-from rota.errors import WaitTimeout
+from rota.errors import StoreUnavailable, WaitTimeout
 from rota.fleet.supervisor import Supervisor
 from rota.service.dispatcher import Dispatcher
 
@@ -128,7 +128,10 @@ class GraphMethods:
     def _is_served(self, api: Dispatcher) -> bool:
         """Whether a worker is alive that leaves none of this program's own agents to others."""
         own = {handle.pid for handle in self._own_agents()}
-        alive = [worker for worker in api.workers.list() if worker.alive]
+        try:
+            alive = [worker for worker in api.workers.list() if worker.alive]
+        except StoreUnavailable:  # it is looked at again; the call that waits has its own error
+            return True
         return any(not worker.pools for worker in alive) or any(
             own.isdisjoint(pool.except_agents) for worker in alive for pool in worker.pools
         )
