@@ -99,12 +99,12 @@ class CoreScheduler:
             self.make_ready(entity.details.donor, now, out)
             return out
         # fast path: every core is busy, and the entity stays on its own, whose fair queue is not empty
-        core.fair.enter(entity, now)
+        is_eligible = core.fair.enter(entity, now)
         entity.state = _READY
         if not core.is_stealable:
             self._placement.mark_stealable(core)
-        # `should_preempt`, inlined: one without a debt is eligible
-        if entity.ahead > 0 or entity.virtual_time + entity.span >= current.virtual_time + current.span:
+        # `should_preempt`, inlined
+        if not is_eligible or entity.virtual_time + entity.span >= current.virtual_time + current.span:
             return _NOTHING
         return self.request_reschedule(core)
 

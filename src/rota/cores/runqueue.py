@@ -192,8 +192,8 @@ class RunQueue:
 
     # --- a slice ---------------------------------------------------------------------------------
 
-    def enter(self, schedulable: Schedulable, now: int) -> None:
-        """A schedulable became runnable: it has the lag with which it left."""
+    def enter(self, schedulable: Schedulable, now: int) -> bool:
+        """A schedulable became runnable: it has the lag with which it left. Return whether it is eligible."""
         weight, weighted, own = self.weight, self.weighted, schedulable.weight
         elapsed = weighted  # Σ weight × virtual time, including the slice in progress: `weight` times the queue's time
         if self.current is not None:
@@ -201,45 +201,46 @@ class RunQueue:
         elif not weight:
             self._span_max = schedulable.span  # it is alone: it owes nothing to another one
             self.enter_at(schedulable, self._clock)
-            return
-        if self.common is not None:
-            self._set_lag_here(schedulable, self.common, elapsed // weight, now)
-        ahead = schedulable.ahead
+            return True
+        joined = weight + own
+        # `beyond` is `weight` times the distance from the queue's time to the newcomer's. Joining moves the queue's time
+        # towards the newcomer, so its lag to the queue that it is a part of is only `beyond / joined`.
+        common = self.common
+        if common is None:
+            beyond = schedulable.ahead * joined
+            virtual_time = (elapsed + beyond) // weight
+        else:
+            virtual_time = common.origin + common.speed * now + schedulable.ahead - self.base  # `common.at`, inlined
+            beyond, least = virtual_time * weight - elapsed, schedulable.ahead_min * joined
+            if not least <= beyond <= -least:
+                beyond = least if beyond < least else -least
+                virtual_time = (elapsed + beyond) // weight
         # rarely true, so asked first: so much may be forgiven, and the queue's time has passed its debt
         if (
-            ahead > 0
-            and ahead * own <= (now - self._forgiven_at_ns) * FORGIVEN_PER_NS
+            beyond > 0
+            and beyond * own <= (now - self._forgiven_at_ns) * FORGIVEN_PER_NS * joined
             and elapsed >= schedulable.virtual_time * weight
-            and self._forgive(ahead * own, now)
+            and self._forgive(beyond * own // joined, now)
         ):
-            schedulable.ahead = ahead = 0
-        # joining moves the queue's time towards the newcomer, which is taken into account
-        joined = weight + own
-        virtual_time = (elapsed + ahead * joined) // weight
+            beyond, virtual_time = 0, elapsed // weight
         if not self._is_eevdf:
             self.enter_at(schedulable, virtual_time)
-            return
+            return beyond <= 0
         # `enter_at` inlined with the known values: nearly every wake comes this way
         schedulable.virtual_time = virtual_time
-        # one with the longest span is not picked too early from the eligible heap either
+        self.weight = joined
+        self.weighted = weighted + own * virtual_time
         entry = (virtual_time << TAIL_BITS) + schedulable.tail
-        if ahead <= 0 or schedulable.span >= self._span_max:
+        # one with the longest span is not picked too early from the eligible heap either
+        if beyond <= 0 or schedulable.span >= self._span_max:
             schedulable.entry = entry = entry + schedulable.entry_span
             heappush(self._eligible, entry)
             if schedulable.span > self._span_max:  # noqa: PLR1730  # max() costs a call at every wake
                 self._span_max = schedulable.span
-        else:
-            schedulable.entry = entry
-            heappush(self._waiting, entry)
-        self.weight = joined
-        self.weighted = weighted + own * virtual_time
-
-    def _set_lag_here(self, schedulable: Schedulable, common: CommonTime, time: int, now: int) -> None:
-        """Count the lag that a schedulable has kept from this queue's time, and no longer from the common time."""
-        weight, least = self.weight, schedulable.ahead_min
-        common_time = common.origin + common.speed * now  # `common.at`, inlined
-        ahead = (common_time + schedulable.ahead - self.base - time) * weight // (weight + schedulable.weight)
-        schedulable.ahead = least if ahead < least else -least if ahead > -least else ahead  # noqa: FURB136  # no calls
+            return beyond <= 0
+        schedulable.entry = entry
+        heappush(self._waiting, entry)
+        return False
 
     def _forgive(self, debt: int, now: int) -> bool:
         """Use up what may be forgiven now; return whether it was enough."""
