@@ -12,6 +12,8 @@ import pytest
 
 from rota import Graph, Rota
 from rota.fleet.agent_settings import SETTINGS_KEY
+from rota.fleet.runners import registry
+from rota.fleet.runners.contract import RunOutcome
 from rota.kernel import ScheduleSpec
 from rota.kernel.turn import EXCEPT_AGENTS_MAX
 from rota.model import reasons
@@ -188,5 +190,71 @@ def test_why_says_that_no_running_program_has_the_function(world: World) -> None
     assert found.start.starts_at is None
     assert "no running worker has its agent's function" in found.start.basis
     world.rota.agent("elsewhere")(lambda: None)
+    world.ended(world.rota.job(sched_id))
+    world.stop(running)
+
+
+# --- runners that are not installed everywhere ------------------------------------------------------
+
+
+class Pigeon:
+    """A runner of another package."""
+
+    def __init__(self, *_given: Any) -> None: ...
+
+    def run(self, *_given: Any) -> RunOutcome:
+        return RunOutcome(result="flown")
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Installs a package with runners, as the text of its entry points."""
+
+    def install(points: str) -> None:
+        package = tmp_path / "pigeons-1.0.dist-info"
+        package.mkdir(exist_ok=True)
+        (package / "METADATA").write_text("Name: pigeons\nVersion: 1.0\n")
+        (package / "entry_points.txt").write_text(f"[rota.runners]\n{points}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        registry._added.cache_clear()
+
+    yield install
+    registry._added.cache_clear()
+
+
+@pytest.mark.parametrize("before", ["", "pigeon = no.such:thing"])
+def test_an_agent_whose_runner_is_not_installed_here_is_left_to_other_workers(
+    tmp_path: Path, runners: Callable[[str], None], caplog: pytest.LogCaptureFixture, before: str
+) -> None:
+    """Not there, or not as a whole: neither its entries nor the agent may suffer for that."""
+    runners(before)
+    path, ran = str(tmp_path / "rota.db"), list[int]()
+    with Rota(path) as rota:
+        pid = rota.api.agents.create("post", metadata={SETTINGS_KEY: {"runner": "pigeon"}})
+        sched_ids = rota.api.queue.enqueue_many([ScheduleSpec(pid, 9, max_attempts=1) for _ in range(20)])
+        rota.agent("own")(_noting(ran)).map([1, 2, 3])
+        summary = rota.run(slots=2, until_idle=True)
+        assert (sorted(ran), [each.agent for each in summary.waiting]) == ([1, 2, 3], ["post"])
+        assert summary.waiting[0].why.startswith("its agent has no runner here: ")
+        assert claims(rota) <= 3 + 2 * 2  # each slot loop may find out once
+        assert {(entry.status, entry.attempt) for entry in map(rota.api.queue.get, sched_ids)} == {("ready", 0)}
+        assert rota.api.agents.get(pid).paused_by is None
+    assert caplog.text.count("has no runner here") == 1
+    runners("pigeon = tests.supervisor.test_other_programs:Pigeon")
+    with Rota(path) as elsewhere:
+        elsewhere.run(until_idle=True)
+        found = [elsewhere.api.queue.get(sched_id) for sched_id in sched_ids]
+        assert {(entry.status, entry.result, entry.attempt) for entry in found} == {("succeeded", "flown", 1)}
+
+
+def test_why_says_that_no_running_worker_has_the_runner(world: World) -> None:
+    pid = world.rota.api.agents.create("post", metadata={SETTINGS_KEY: {"runner": "pigeon"}})
+    sched_id = world.rota.api.queue.enqueue(ScheduleSpec(pid))
+    running = world.run_in_background()
+    wanted = reasons.NoRunner(runner="pigeon")
+    world.until(lambda: explain(Dispatcher(world.rota.kernel), sched_id).workers == wanted)
+    world.rota.api.agents.update(pid, metadata={SETTINGS_KEY: {"function": "os:getpid"}})
     world.ended(world.rota.job(sched_id))
     world.stop(running)

@@ -96,7 +96,7 @@ def test_what_cannot_run_is_named_and_not_waited_for(rota: InMemoryRota) -> None
     }  # fmt: skip
     assert "over 5" in found["spender", "blocked"]
     assert "no slot of kind 'gpu'" in found["needs_gpu", "blocked"]
-    assert "no function or settings" in found["elsewhere", "blocked"]
+    assert found["elsewhere", "blocked"] == "its agent has no function in this program"
     assert {each.why for each in summary.waiting if each.agent == "paused"} == {
         "agent 3 was paused by me", "it runs after other entries, none of which can run"
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,12 @@ from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.loader import load_fleet
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model import reasons
+from rota.model.agent_metadata import SETTINGS_KEY
 from rota.model.reasons import WorkerReason
 from rota.model.workers import WORKER_ALIVE_S, SlotPool
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
+from rota.service.explanation_summary import explain_many
 
 START = "rota run fleet.toml"
 
@@ -81,6 +84,25 @@ def test_no_worker_has_the_function_of_the_agent(kernel: Kernel) -> None:
     assert found.start.basis == "no running worker has its agent's function: start one with `rota run fleet.toml`"
     register(kernel, "box", SlotPool("box", 1, except_agents=(pid + 1,)))
     assert outlook(kernel) is None
+
+
+@pytest.mark.parametrize(("settings", "runner"), [
+    ({}, None), ({"runner": "callable"}, None), ({"runner": "ray", "ray": {}}, None), ({"runner": "pigeon"}, "pigeon"),
+])  # fmt: skip
+def test_what_no_worker_has_is_the_function_or_the_runner(
+    kernel: Kernel, settings: dict[str, Any], runner: str | None
+) -> None:
+    pid = kernel.agents.create("coder", metadata={SETTINGS_KEY: settings})
+    register(kernel, "mail", SlotPool("mail", 4, except_agents=(pid,)))
+    found = explain(Dispatcher(kernel), kernel.queue.enqueue(ScheduleSpec(pid)))
+    if runner is None:
+        assert isinstance(found.workers, reasons.NoFunction)
+    else:
+        assert found.workers == reasons.NoRunner(runner=runner)
+        assert found.start.basis == "no running worker has its agent's runner, pigeon"
+    assert (found.starts, found.start.starts_at) == (True, None)
+    counted = explain_many(Dispatcher(kernel)).reasons
+    assert [each.reason for each in counted] == [found.workers]
 
 
 def test_an_entry_that_is_blocked_has_the_estimate_of_that(kernel: Kernel) -> None:

@@ -203,8 +203,8 @@ class RunQueue:
             self.enter_at(schedulable, self._clock)
             return True
         joined = weight + own
-        # `beyond` is `weight` times the distance from the queue's time to the newcomer's. Joining moves the queue's time
-        # towards the newcomer, so its lag to the queue that it is a part of is only `beyond / joined`.
+        # `beyond` is `weight` times the distance from the queue's time to the newcomer's. Joining moves the queue's
+        # time towards the newcomer, so its distance to the time of a queue that it is part of is `beyond / joined`.
         common = self.common
         if common is None:
             beyond = schedulable.ahead * joined

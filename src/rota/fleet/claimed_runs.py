@@ -1,8 +1,9 @@
 """From a claimed entry to its run: what the run needs is read, its log is opened, and its runner executes it.
 
 What is wrong with one entry or agent ends in a report of that entry, or in the quarantine of that agent, and never ends
-the supervisor. An agent whose function only another program has is left to that program: its first entry is returned
-at once, and later claims leave its entries out (`left_out`).
+the supervisor. An agent that cannot run here is left to other workers: its function is registered in another program,
+or its runner is not installed on this machine. Its first entry is returned at once, and later claims leave its entries
+out (`left_out`).
 
 Agents and their settings are read once and remembered until the journal says that they have changed.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -62,6 +63,14 @@ T = TypeVar("T")
 _log = logging.getLogger("rota.fleet")
 
 
+class _Elsewhere(NamedTuple):
+    """An agent that cannot run here, and what is missing."""
+
+    agent: Agent
+    missing: str
+    is_function: bool  # it may be registered later
+
+
 class KeptLogs(NamedTuple):
     """How much output of runs a supervisor keeps, and where it keeps one more copy."""
 
@@ -89,7 +98,7 @@ class ClaimedRuns:
         is_draining: Callable[[], bool],
         on_cannot_run: Callable[[], None],
     ) -> None:
-        self._elsewhere: dict[int, Agent] = {}  # agents whose function only other programs have, by pid
+        self._elsewhere: dict[int, _Elsewhere] = {}  # by pid
         self._warned: set[int] = set()  # of them, those that a warning has named
         self._on_cannot_run = on_cannot_run  # called when one was found
         self._api = api
@@ -114,7 +123,8 @@ class ClaimedRuns:
         try:
             agent, settings, _ = self.wait_out(lambda: self._agent(entry.pid))
             if agent.state != "DEAD" and _needs_registered(settings) and not self._has_function(agent):
-                return self._leave_to_others(entry, agent)
+                delay_s = self._leave_to_others(agent, "function in this program", is_function=True)
+                return self._unprepared(entry, back="yield", back_after_s=delay_s)
             assignment = self.wait_out(lambda: self._assignment(entry, slot))
         except FleetInvalid as problem:
             self._quarantine(entry.pid, problem)
@@ -190,9 +200,8 @@ class ClaimedRuns:
         agent = run.assignment.agent
         try:
             runner = self._runner(name)
-        except FleetInvalid as problem:  # it is not installed here
-            self._quarantine(agent.pid, problem)
-            return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
+        except FleetInvalid as problem:  # it is not installed here, or not as a whole
+            return RunOutcome(yield_after_s=self._leave_to_others(agent, f"runner here: {problem.message}"))
         try:
             return self._worktrees.execute(
                 run, partial(self._cores.execute, run, lambda: runner.run(run.assignment, run))
@@ -202,36 +211,36 @@ class ClaimedRuns:
             error = str(problem).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
             return RunOutcome(exit_kind="crashed", outcome="runner_failed", result={"error": error})
 
-    # --- agents of other programs ----------------------------------------------------------------
+    # --- agents that cannot run here -------------------------------------------------------------
 
-    def _leave_to_others(self, entry: ReadyEntry, agent: Agent) -> RunReport:
-        """Return an entry whose agent's function only another program has. Later claims leave that agent out."""
+    def _leave_to_others(self, agent: Agent, missing: str, *, is_function: bool = False) -> float:
+        """Leave an agent out of later claims; return the delay of the entry that was claimed."""
         with self._lock:
             is_known = agent.pid in self._warned
-            self._elsewhere[agent.pid] = agent
+            self._elsewhere[agent.pid] = _Elsewhere(agent, missing, is_function)
             self._warned.add(agent.pid)
         if not is_known:
-            told = "agent %s (%s) has no function in this program: its entries are left to programs that register it"
-            _log.warning(told, agent.pid, agent.name)
+            told = "agent %s (%s) has no %s; its entries are left to workers that have it"
+            _log.warning(told, agent.pid, agent.name, missing)
         self._on_cannot_run()
-        is_left_out = agent.pid in self.left_out()
-        return self._unprepared(entry, back="yield", back_after_s=0.0 if is_left_out else UNRUNNABLE_RETRY_S)
+        return 0.0 if agent.pid in self.left_out() else UNRUNNABLE_RETRY_S
 
-    def cannot_run(self) -> list[int]:
-        """Return the agents whose entries were left to others, as far as that is still so."""
+    def cannot_run(self) -> Mapping[int, str]:
+        """Return what is missing for the agents that were left to others, by pid, as far as that is still so."""
         if not self._elsewhere:
-            return []
+            return {}
         with self._lock:
-            for agent in [agent for agent in self._elsewhere.values() if self._has_function(agent)]:
-                del self._elsewhere[agent.pid]  # it was registered meanwhile
-            return sorted(self._elsewhere)
+            for agent in [one.agent for one in self._elsewhere.values() if one.is_function]:
+                if self._has_function(agent):
+                    del self._elsewhere[agent.pid]  # it was registered meanwhile
+            return {pid: one.missing for pid, one in sorted(self._elsewhere.items())}
 
     def _has_function(self, agent: Agent) -> bool:
         return registered_function(self._functions, agent) is not None
 
     def left_out(self) -> tuple[int, ...]:
         """Return the agents whose entries a claim leaves out: those that cannot run here, or the first of very many."""
-        return tuple(self.cannot_run()[:EXCEPT_AGENTS_MAX])
+        return tuple(self.cannot_run())[:EXCEPT_AGENTS_MAX]
 
     def _runner(self, name: str) -> Runner:
         with self._lock:

@@ -15,7 +15,7 @@ both. Why a ready entry is not claimed comes from a dry run of the claim (servic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rota.errors import NotFound
@@ -70,15 +70,15 @@ class IdleCheck:
         *,
         workers: Collection[str],
         kinds: Collection[str],
-        not_runnable: Callable[[], Collection[int]],
+        cannot_run: Callable[[], Mapping[int, str]],
     ) -> None:
-        """`workers` and `kinds` are those of the supervisor; `not_runnable` returns agents that it cannot run."""
+        """`workers` and `kinds` are those of the supervisor; `cannot_run` returns what agents lack here."""
         self.waiting: tuple[StillWaiting, ...] = ()  # as of the last look
         self._api = api
         self._rule = rule
         self._workers = frozenset(workers)
         self._kinds = tuple(sorted(kinds))
-        self._not_runnable = not_runnable
+        self._cannot_run = cannot_run
         self._names: dict[int, str] = {}
         self._expiries: dict[tuple[int, str | None], float] = {}  # of runs elsewhere, as they were first seen
         self._has_ready = False  # there are entries which nothing blocks, although a claim returned none
@@ -109,10 +109,10 @@ class IdleCheck:
         groups = self._api.queue.unfinished(GROUPS_MAX)
         explained = {group.sched_id for group in groups if group.state == "queued" and group.hold is None}
         explained = set(sorted(explained)[:EXPLAINED_MAX])
-        elsewhere = frozenset(self._not_runnable())
+        missing = self._cannot_run()
         left = [
-            self._blocked(group, "this program has no function or settings for it")
-            if group.pid in elsewhere and group.state == "queued"
+            self._blocked(group, f"its agent has no {missing[group.pid]}")
+            if group.pid in missing and group.state == "queued"
             else self._left(group, now, explains=group.sched_id in explained)
             for group in groups
         ]

@@ -248,7 +248,7 @@ class Supervisor:
             rule,
             workers=[loop.worker_id for loop in self._loops],
             kinds={*(kind for loop in self._loops for kind in loop.kinds), *self._ray.slot_kinds},
-            not_runnable=self._claimed.cannot_run,
+            cannot_run=self._claimed.cannot_run,
         )
 
     def _on_idle(self, check: IdleCheck, heartbeats: Heartbeats) -> bool:

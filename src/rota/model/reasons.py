@@ -388,6 +388,17 @@ class NoFunction(WorkerBase, frozen=True, kw_only=True, tag="no_function"):
         return f"no running worker has its agent's function{_start(self.start)}"
 
 
+class NoRunner(WorkerBase, frozen=True, kw_only=True, tag="no_runner"):
+    """Workers are running, and none has its agent's runner: the package that provides it is not installed there."""
+
+    remedy = "install the package that provides it where a worker runs"
+    runner: str
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        return f"no running worker has its agent's runner, {self.runner}"
+
+
 class WorkersDraining(WorkerBase, frozen=True, kw_only=True, tag="workers_draining"):
     """Every worker that could run it is draining: it ends its runs and claims no more."""
 
@@ -445,9 +456,10 @@ class NotPlaced(WorkerBase, frozen=True, kw_only=True, tag="not_placed"):
 
 
 WorkerReason: TypeAlias = (
-    NoWorker | NoWorkerForKind | NoFunction | WorkersDraining | SlotsBusy | CoresRefused | NotPlaced
+    NoWorker | NoWorkerForKind | NoFunction | NoRunner | WorkersDraining | SlotsBusy | CoresRefused | NotPlaced
 )
-UNATTENDED = (NoWorker, NoWorkerForKind, NoFunction, WorkersDraining)  # no worker that is there makes such a claim
+# no worker that is there makes such a claim
+UNATTENDED = (NoWorker, NoWorkerForKind, NoFunction, NoRunner, WorkersDraining)
 
 
 def _start(command: str) -> str:

@@ -54,7 +54,7 @@ class SlotPool(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()
     running: int = 0  # live claims under that name
     problems: tuple[PlacementProblem, ...] = ()  # of kinds that it does not run now
-    except_agents: tuple[int, ...] = ()  # agents whose entries it leaves to others: it does not have their functions
+    except_agents: tuple[int, ...] = ()  # agents whose entries it leaves to others: it cannot run them
 
     def takes(self, kind: str | None) -> bool:
         """Whether these slots run entries of this kind."""

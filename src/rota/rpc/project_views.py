@@ -251,6 +251,8 @@ def _workers(  # noqa: PLR0911  # one for each reason
             return reasons.NoWorkerForKind(kind=kind)
         case reasons.NoFunction():
             return reasons.NoFunction()
+        case reasons.NoRunner():
+            return reason
         case reasons.WorkersDraining():
             return reasons.WorkersDraining()
         case reasons.SlotsBusy(held_by=ids):

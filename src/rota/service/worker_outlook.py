@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from rota.errors import StoreCorrupt
 from rota.kernel.journal import read_note
+from rota.kernel.lookups import find_agent
 from rota.kernel.workers import read_runs, read_workers
 from rota.lazy import late
 from rota.model import reasons
 from rota.model.agent_metadata import FLEET_KEY, SETTINGS_KEY
+from rota.model.ray import RAY
 from rota.model.reasons import WorkerReason
 from rota.model.work import Agent
 from rota.model.workers import PlacementProblem, SlotPool, WorkerInfo
@@ -40,6 +42,7 @@ class WorkerOutlook:
     """The workers at one moment, read before a dry run claims anything."""
 
     def __init__(self, tx: Transaction, now: float) -> None:
+        self._tx = tx
         self._alive = [worker for worker in read_workers(tx, now) if worker.alive]
         self._runs = read_runs(tx) if self._alive else []
         self._refused = {refusal.sched_id: refusal for refusal in core_grants.refusals(tx)} if self._alive else {}
@@ -69,12 +72,19 @@ class WorkerOutlook:
             return None if kind is None else reasons.NoWorkerForKind(kind=kind, start=start())
         fitting = [(worker, pool) for worker, pool in fitting if pid not in pool.except_agents]
         if not fitting:
-            return reasons.NoFunction(start=start())
+            return self._not_runnable(pid, start)
         claiming = [(worker, pool) for worker, pool in fitting if not worker.draining]
         if not claiming:
             names = tuple(dict.fromkeys(worker.worker_id for worker, _ in fitting))
             return reasons.WorkersDraining(workers=names[:NAMED_MAX], start=start())
         return self._busy_reason(claiming)
+
+    def _not_runnable(self, pid: int | None, start: Callable[[], str]) -> WorkerReason:
+        """Return what every worker that has slots for an agent lacks: its function, or its runner."""
+        runner = None if pid is None else _runner(find_agent(self._tx, pid))
+        if runner in (None, "callable", RAY):  # on a cluster too, a function comes from a program
+            return reasons.NoFunction(start=start())
+        return reasons.NoRunner(runner=str(runner))
 
     def _problem(self, kind: str | None) -> PlacementProblem | None:
         """Return why no worker places runs of this kind; None if one does, or none has tried."""
@@ -92,8 +102,8 @@ class WorkerOutlook:
 
 def start_command(tx: Transaction, agent: Agent) -> str:
     """Return what starts a worker for an agent: a command, or a call in the Python program that has its function."""
-    title, settings = agent.metadata.get(FLEET_KEY), agent.metadata.get(SETTINGS_KEY)
-    if title is None and isinstance(settings, dict) and settings.get("runner", "callable") == "callable":
+    title = agent.metadata.get(FLEET_KEY)
+    if title is None and _runner(agent) == "callable":
         return _PYTHON
     try:
         note = read_note(tx, f"{FLEET_KEY}:{title}") if title is not None else None
@@ -101,3 +111,9 @@ def start_command(tx: Transaction, agent: Agent) -> str:
         note = None
     file = (note or {}).get("file")
     return f"rota run {shlex.quote(file)}" if isinstance(file, str) and file else _RUN
+
+
+def _runner(agent: Agent) -> str | None:
+    """Return the name of an agent's runner as it is stored, readable or not; None: it has no settings."""
+    settings = agent.metadata.get(SETTINGS_KEY)
+    return str(settings.get("runner", "callable")) if isinstance(settings, dict) else None
