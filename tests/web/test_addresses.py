@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import pytest
 from playwright.sync_api import Browser, expect
 
 from rota import store
@@ -64,7 +65,7 @@ def a_schema() -> Iterator[str]:
         connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
 
 
-def test_a_database_is_opened_with_the_rights_of_its_user(browser: Browser) -> None:
+def test_a_database_is_opened_with_the_rights_of_its_user(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_schema() as address, contextlib.closing(store.open(address)) as opened:
         kernel = Kernel(opened)
         pid = kernel.agents.create("in-postgres")
@@ -83,6 +84,11 @@ def test_a_database_is_opened_with_the_rights_of_its_user(browser: Browser) -> N
             assert "never-shown" not in page.content()
             later = kernel.queue.enqueue(ScheduleSpec(pid, runnable_at=4e9))
             expect(page.get_by_text(f"in-postgres #{later} queued")).to_be_visible()
+            monkeypatch.setattr(opened, "host_name", "far-away")
+            ran_there = kernel.queue.enqueue(ScheduleSpec(pid))
+            kernel.queue.complete(ran_there, "completed", token=kernel.queue.claim(worker_id="w")[0].token)
+            page.goto(f"{board.url}/entry/{ran_there}")
+            expect(page.get_by_text("The output of attempt 1 is on host far-away.")).to_be_visible()
             page.goto(f"{board.url}/login")
             expect(page.get_by_text("one-time link")).to_be_visible()
             assert "never-shown" not in page.content()

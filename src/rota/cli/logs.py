@@ -5,17 +5,19 @@ from __future__ import annotations
 import codecs
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from rota.cli.exit_codes import INTERRUPTED
+from rota.cli.log_hosts import HostLogs
 from rota.cli.options import STORE, AsJson, Store, complete_entry
 from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
-    from rota.service import SchedulerApi
+    from rota.model import LogPart
 
 __all__ = ["logs"]
 
@@ -62,9 +64,9 @@ def logs(
             raise InvalidInput("--follow reads the store's log", field="folder", hint="Leave out --folder.")
         _print_folder(folder, entry, attempt, tail, output)
         return
-    with open_api(store) as api:
+    with open_api(store) as api, HostLogs(api) as hosts:
         try:
-            _follow(api, entry, attempt, tail, output) if follow else _print_once(api, entry, attempt, tail, output)
+            (_follow if follow else _print_once)(hosts, entry, attempt, tail, output)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
@@ -72,18 +74,31 @@ def logs(
 # --- once ----------------------------------------------------------------------------------------
 
 
-def _print_once(api: SchedulerApi, entry: int, attempt: int | None, tail: int | None, output: _Output) -> None:
+def _print_once(hosts: HostLogs, entry: int, attempt: int | None, tail: int | None, output: _Output) -> None:
     from rota.errors import NotFound
 
-    part = api.logs.read(entry, attempt, limit_bytes=0)
-    if attempt is not None and attempt > part.attempts:
+    logs = hosts.api.logs
+    part = logs.read(entry, attempt, limit_bytes=0)
+    places = logs.places(entry, part.attempt)
+    if attempt is not None and attempt > part.attempts and not places:
         text = f"there is no attempt {attempt} of entry {entry}: it has had {part.attempts}"
         raise NotFound(text, hint=f"Wait for it: rota logs {entry} --follow.", sched_id=entry)
-    output.print_log(
-        _from_store(api, entry, part.attempt), tail, sched_id=entry, attempt=part.attempt, ended=part.ended
-    )
-    if not part.total_bytes:
-        _say_empty(part)
+    about = {"sched_id": entry, "attempt": part.attempt, "ended": part.ended}
+    if all(place.is_here for place in places):
+        output.print_log(_reading(logs.read, entry, part.attempt), tail, **about)
+        if not part.total_bytes:
+            _say_empty(part)
+        return
+    for place in places:  # an attempt that was preempted on one host may have gone on at another one
+        if len(places) > 1:
+            say(f"on host {place.host}:", err=True)
+        read = _reading(partial(hosts.read_at, place), entry, part.attempt)
+        try:
+            output.print_log(read, tail, **about, host=place.host)
+        except NotFound as problem:
+            if len(places) == 1:
+                raise
+            say(f"{problem.message}. {problem.hint}", err=True)
 
 
 def _say_empty(part: Any) -> None:
@@ -94,9 +109,9 @@ def _say_empty(part: Any) -> None:
         say(f"attempt {part.attempt} of entry {part.sched_id} has no output{so_far}", err=True)
 
 
-def _from_store(api: SchedulerApi, entry: int, attempt: int) -> Read:
+def _reading(read_log: Callable[..., LogPart], entry: int, attempt: int) -> Read:
     def read(offset: int) -> _Piece:
-        part = api.logs.read(entry, attempt, offset=offset)
+        part = read_log(entry, attempt, offset=offset)
         return _Piece(part.offset, part.data, part.total_bytes, part.dropped_bytes)
 
     return read
@@ -121,12 +136,12 @@ def _print_folder(folder: Path, entry: int, attempt: int | None, tail: int | Non
 # --- following -----------------------------------------------------------------------------------
 
 
-def _follow(api: SchedulerApi, entry: int, attempt: int | None, tail: int | None, output: _Output) -> None:
+def _follow(hosts: HostLogs, entry: int, attempt: int | None, tail: int | None, output: _Output) -> None:
     from rota.service import LogOutput, follow_log
 
-    first = api.logs.read(entry, attempt, limit_bytes=0)
-    offset = 0 if tail is None else _last_lines(_from_store(api, entry, first.attempt), tail)
-    for step in follow_log(api, entry, first.attempt, offset=offset, goes_on=attempt is None):
+    first = hosts.read(entry, attempt, limit_bytes=0)
+    offset = 0 if tail is None else _last_lines(_reading(hosts.read, entry, first.attempt), tail)
+    for step in follow_log(hosts.api, entry, first.attempt, offset=offset, goes_on=attempt is None, read=hosts.read):
         if isinstance(step, LogOutput):
             output.print_part(step.part, step.dropped_bytes)
         else:

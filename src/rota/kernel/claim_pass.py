@@ -530,6 +530,7 @@ class ClaimPass:
             contexts=self._charge_requests() if self._due.any_context else {},
             forced_by=forced_by,
             admission_skipped=not request.check_budgets,
+            host=self.env.store.host_name,
         )
         self.token = token = append(self.tx, event, now=now)
         if not self.env.clock_offset.is_noted:

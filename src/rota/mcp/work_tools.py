@@ -155,20 +155,23 @@ class WorkPart(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: Annotated[int | None, said("Give this as `offset` for the next part; null at the end.")]
     total: Annotated[int, said("The length of the whole: characters; of a log, bytes.")]
     has_ended: Annotated[bool, said("False: the run still prints.")] = True
+    is_on: Annotated[tuple[str, ...], said("Other hosts that have the log, if it is not here.")] = ()
 
 
-@tool(uses=("kernel.sched.get", "kernel.log.read"))
+@tool(uses=("kernel.sched.get", "kernel.log.read", "kernel.log.places"))
 def read_work(caller: Caller, asked: ReadWork) -> WorkPart:
     """Read a long payload, result or log of an entry in parts."""
     if asked.part == "log":
         part = caller.api.logs.read(asked.sched_id, asked.attempt, offset=asked.offset, limit_bytes=asked.limit)
         text, length = _decoded(part.data, is_last=part.offset + len(part.data) >= part.total_bytes)
         end = part.offset + length
+        places = [] if part.total_bytes else caller.api.logs.places(asked.sched_id, part.attempt)
         return WorkPart(
             text=text,
             next_offset=end if end < part.total_bytes else None,
             total=part.total_bytes,
             has_ended=part.ended,
+            is_on=tuple(place.host for place in places if not place.is_here),
         )
     entry = caller.api.queue.get(asked.sched_id)
     text = msgspec.json.encode(entry.payload if asked.part == "payload" else entry.result).decode()

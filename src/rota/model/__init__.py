@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         shown_result,
     )
     from rota.model.retention import RetentionSetting, RetentionStatus
-    from rota.model.run_logs import LogPart
+    from rota.model.run_logs import LogPart, LogPlace
     from rota.model.snapshot import Account, Candidate, Decision, Decisions, Slot, Snapshot
     from rota.model.usage import UsageLine, UsageReport, main_measure
     from rota.model.work import (
@@ -115,6 +115,7 @@ __all__ = [
     "LedgerLine",
     "Limits",
     "LogPart",
+    "LogPlace",
     "ModelPrice",
     "OrderingReason",
     "PickReason",
@@ -213,7 +214,7 @@ __getattr__ = exports(
             "OrderingReason",
             "PickReason",
         ),
-        "run_logs": ("LogPart",),
+        "run_logs": ("LogPart", "LogPlace"),
         "snapshot": (
             "Account",
             "Candidate",

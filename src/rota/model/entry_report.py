@@ -58,6 +58,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     runner: str | None = None
     os_pid: int | None = None
     node: str | None = None  # of a cluster
+    host: str | None = None  # that keeps its log, of a store that many hosts share
     workspace: str | None = None
     ended: str | None = None  # completed, failed, crashed, cancelled; or retry, reclaim, preempt, yield
     exit_kind: str | None = None

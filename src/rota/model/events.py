@@ -136,6 +136,7 @@ class EntriesClaimed(EventData, frozen=True, kw_only=True):
     contexts: dict[str, int] = {}  # by context_id, what was charged at the claim (requests)
     forced_by: str | None = None
     admission_skipped: bool = False
+    host: str | None = None  # that claimed and keeps the logs of the runs, of a store that many hosts share
 
 
 class CompletedEntry(msgspec.Struct, frozen=True, array_like=True):

@@ -136,6 +136,7 @@ def attempt_lines(attempt: AttemptReport, found: EntryReport) -> Iterator[str]:
 def _where(attempt: AttemptReport) -> str:
     parts = (
         attempt.worker_id and f"worker {attempt.worker_id}",
+        attempt.host and f"log on host {attempt.host}",
         attempt.slot and f"slot {attempt.slot}",
         attempt.runner and f"runner {attempt.runner}",
         attempt.node and f"node {attempt.node}",

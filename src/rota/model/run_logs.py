@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["READ_BYTES", "LogPart"]
+__all__ = ["READ_BYTES", "LogPart", "LogPlace"]
 
 READ_BYTES = 256 * 1024  # of a part, unless more or less is asked for
 
@@ -20,3 +20,11 @@ class LogPart(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int  # that were printed so far
     dropped_bytes: int  # of them, that were not kept
     ended: bool  # the attempt has ended: nothing more is printed
+
+
+class LogPlace(msgspec.Struct, frozen=True):
+    """A host that keeps a log, of a store that many hosts share."""
+
+    host: str
+    is_here: bool  # what `read` returns comes from it
+    daemon: str | None = None  # the address at which its daemon serves the store; None: none is known

@@ -50,7 +50,7 @@ def _add(attempts: list[dict[str, Any]], data: EventData, event: Event, sched_id
     """Add what one event says."""
     match data:
         case events.EntriesClaimed(entries=entries):
-            claim = {"worker_id": data.worker_id, "claimed_at": event.ts}
+            claim = {"worker_id": data.worker_id, "host": data.host, "claimed_at": event.ts}
             attempts += [
                 {**claim, "attempt": each.attempt, "workspace": each.workspace}
                 for each in entries

@@ -8,7 +8,8 @@ what was dropped before it was read is counted. An entry that is retried is foll
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from rota.model.run_logs import LogPart
@@ -37,12 +38,22 @@ class LogNotice(NamedTuple):
 
 
 def follow_log(
-    api: SchedulerApi, sched_id: int, attempt: int | None = None, *, offset: int = 0, goes_on: bool = True
+    api: SchedulerApi,
+    sched_id: int,
+    attempt: int | None = None,
+    *,
+    offset: int = 0,
+    goes_on: bool = True,
+    read: Callable[..., LogPart] | None = None,
 ) -> Iterator[LogOutput | LogNotice]:
-    """Yield what an entry prints until it ends; with `goes_on` also in the attempts after this one."""
+    """Yield what an entry prints until it ends; with `goes_on` also in the attempts after this one.
+
+    `read` takes the place of `api.logs.read`, for logs that are somewhere else.
+    """
+    read_log = api.logs.read if read is None else read
     pauses, announced = _Pauses(api), 0  # the attempt whose start was said to be awaited
     while True:
-        part = _read(api, sched_id, attempt, offset)
+        part = call_through_outage(api.clock, partial(read_log, sched_id, attempt, offset=offset), lambda: False)
         attempt = part.attempt
         if part.data or part.offset > offset:
             yield LogOutput(max(0, part.offset - offset), part)
@@ -65,10 +76,6 @@ def follow_log(
             yield LogNotice(f"waiting for {f'attempt {attempt} of ' if attempt > 1 else ''}entry {sched_id} to start")
             announced = attempt
         pauses.wait()
-
-
-def _read(api: SchedulerApi, sched_id: int, attempt: int | None, offset: int) -> LogPart:
-    return call_through_outage(api.clock, lambda: api.logs.read(sched_id, attempt, offset=offset), lambda: False)
 
 
 def end_sentence(entry: ReadyEntry) -> str:

@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rota.errors import InvalidPayload, LimitExceeded, RotaError, SchedInvalidPayload, SchedUnknownId, StaleClaim
+from rota.kernel.daemon_addresses import daemon_address_of
+from rota.kernel.entry_relations import read_row
 from rota.kernel.settings import STORE_ID, read_setting, store_id, write_setting
 from rota.model.agent_settings import read_settings
 from rota.model.checks import Checks
+from rota.model.event_codec import decode
 from rota.model.events import EntriesClaimed
-from rota.model.run_logs import READ_BYTES, LogPart
+from rota.model.run_logs import READ_BYTES, LogPart, LogPlace
 from rota.model.work import Limits, ReadyEntry
+from rota.service.entry_history import read_history
 from rota.service.log_files import LogContent, LoggedRun, LogWriter, has_log, read_log
 from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX, FolderUsage, LogFolder, folder_usage
 
 if TYPE_CHECKING:
     from rota.kernel import Kernel  # one that only reads logs is not loaded whole
+    from rota.store import Transaction
 
 __all__ = ["PIECE_BYTES_MAX", "READ_BYTES_MAX", "RunLogs"]
 
@@ -85,6 +90,17 @@ class RunLogs:
             dropped_bytes=content.dropped_bytes,
             ended=is_past or entry.state not in _UNFINISHED,
         )
+
+    def places(self, sched_id: int, attempt: int | None = None) -> list[LogPlace]:
+        """Return the hosts that have the log of an attempt, by default of the last one, in order.
+
+        Empty where one host has all logs, and if the journal no longer says who claimed the entry.
+        """
+        _log.whole("sched_id", sched_id)
+        if attempt is not None:
+            _log.whole("attempt", attempt, 1, ATTEMPTS_MAX)
+        here = self._kernel.store.host_name
+        return [] if here is None else self._kernel.store.read(lambda tx: _places(tx, sched_id, attempt, here))
 
     def _last_attempt(self, entry: ReadyEntry) -> int:
         """Return the last attempt; one that was preempted or yielded is not counted while its entry is queued."""
@@ -189,3 +205,19 @@ class RunLogs:
             return False
         except RotaError:  # the store cannot be read now
             return True
+
+
+def _places(tx: Transaction, sched_id: int, attempt: int | None, here: str) -> list[LogPlace]:
+    row, cursor = read_row(tx, sched_id)
+    claims = [
+        (each.attempt, claim.host)
+        for event in read_history(tx, row, cursor).events
+        if event.kind == EntriesClaimed.kind
+        and isinstance(claim := decode(event.kind, event.payload), EntriesClaimed)
+        and claim.host is not None
+        for each in claim.entries
+        if each.sched_id == sched_id
+    ]
+    number = attempt if attempt is not None or not claims else claims[-1][0]
+    hosts = dict.fromkeys(host for of, host in claims if of == number)
+    return [LogPlace(host, host == here, None if host == here else daemon_address_of(tx, host)) for host in hosts]

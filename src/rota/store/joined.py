@@ -77,6 +77,11 @@ class JoinedStore(Store):
         return self._store.path
 
     @property
+    def host_name(self) -> str | None:
+        """The name of this host, of a store that many hosts share."""
+        return self._store.host_name
+
+    @property
     def host_path(self) -> str | None:
         """The path beside which this host keeps files for the store; None of a store in memory."""
         return self._store.host_path

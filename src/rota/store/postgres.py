@@ -8,6 +8,7 @@ if a request or a listener here waits for them.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -59,6 +60,7 @@ class PostgresStore(Writer):
         if durability not in ("full", "normal"):
             raise InvalidInput(f"durability must be full or normal, not {durability!r}", field="durability")
         self.address: PostgresAddress = parse_url(url)
+        self.host_name = socket.gethostname()
         self.host_path = host_path(url)
         self._durability: Durability = durability
         self._read_only = read_only

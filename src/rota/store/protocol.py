@@ -121,6 +121,11 @@ class Store(Protocol):
         ...
 
     @property
+    def host_name(self) -> str | None:
+        """The name of this host, of a store that many hosts share; None of a file, which belongs to one."""
+        ...
+
+    @property
     def host_path(self) -> str | None:
         """The path beside which this host keeps files for the store, such as logs; None of a store in memory."""
         ...

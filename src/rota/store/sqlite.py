@@ -51,6 +51,7 @@ class SqliteStore(Writer):
     """A database file, or a database in memory: a writer over its engine, and readers beside it."""
 
     _engine: SqliteEngine
+    host_name = None  # a file belongs to one host
 
     def __init__(
         self,

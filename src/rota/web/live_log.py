@@ -53,6 +53,7 @@ class LiveLog:
         self._offset: int | None = None  # of the next byte; None: nothing was read
         self._lines = LogLines()
         self._is_reading = False
+        self._elsewhere: dict[int, str] = {}  # by attempt: other hosts that have its log, for people
         self.is_whole = False  # whether the run has ended and all that it printed is shown
         self._note = ui.label("").classes("soft small")
         # drawn from the end, so that the newest lines stay in sight
@@ -82,6 +83,8 @@ class LiveLog:
             if part.attempt != self._shown_attempt and self._offset is not None:
                 self._start_again()
                 part = await self._read()
+            if not part.total_bytes and part.attempt not in self._elsewhere:
+                await self._look_elsewhere(part)
             self._show(part)
         except StoreUnavailable:
             pass  # the page says so
@@ -102,8 +105,17 @@ class LiveLog:
         known = max(0, self._offset - part.offset)
         return msgspec.structs.replace(part, offset=part.offset + known, data=part.data[known:])
 
+    async def _look_elsewhere(self, part: LogPart) -> None:
+        """Find out which other hosts have the log of an attempt that has printed nothing here."""
+        access = self._session.access
+        places = await access.read_every(LOG_S, access.api.logs.places, self._sched_id, part.attempt)
+        if places or part.attempts >= part.attempt:  # else it has not started
+            self._elsewhere[part.attempt] = ", ".join(place.host for place in places if not place.is_here)
+
     def _show(self, part: LogPart) -> None:
-        if self._offset is None:
+        if not part.total_bytes and (hosts := self._elsewhere.get(part.attempt)):
+            self._note.set_text(f"The output of attempt {part.attempt} is on host {hosts}.")
+        elif self._offset is None:
             skipped = f", from byte {part.offset:,} of {part.total_bytes:,}" if part.offset else ""
             self._note.set_text(f"attempt {part.attempt}{skipped}" if part.total_bytes else "Nothing was printed yet.")
         elif part.data:

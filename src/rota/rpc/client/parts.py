@@ -131,6 +131,7 @@ class LogsPart(RemotePart):
     """The output of runs."""
 
     read = sent(LogsApi.read)
+    places = sent(LogsApi.places)
     append = sent(LogsApi.append)
 
 
@@ -373,6 +374,7 @@ class AsyncLogsPart(AsyncRemotePart):
     """The output of runs."""
 
     read = sent_async(LogsApi.read)
+    places = sent_async(LogsApi.places)
     append = sent_async(LogsApi.append)
 
 

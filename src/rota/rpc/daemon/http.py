@@ -85,6 +85,11 @@ class HttpServer:
 
     # --- opening and closing ---------------------------------------------------------------------
 
+    @property
+    def address_for_others(self) -> str | None:
+        """The address at which other machines reach it, while it listens; None if they do not."""
+        return self._listener.address_for_others
+
     async def open(self) -> str:
         """Listen, and return the address."""
         address = await self._listener.open()

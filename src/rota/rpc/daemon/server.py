@@ -17,6 +17,7 @@ from rota import store
 from rota.clock import Clock
 from rota.errors import StoreUnavailable
 from rota.kernel import Kernel
+from rota.kernel.daemon_addresses import forget_daemon_address, write_daemon_address
 from rota.kernel.journal import append
 from rota.model.events import DaemonChanged
 from rota.policy.contract import PolicyIsolation
@@ -54,6 +55,11 @@ class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class Transport(Protocol):
     """A transport besides the unix socket."""
+
+    @property
+    def address_for_others(self) -> str | None:
+        """The address at which other machines reach it, while it is open; None if they do not."""
+        ...
 
     async def open(self) -> str:
         """Listen, and return the address."""
@@ -180,7 +186,15 @@ class Daemon:
 
     def _record(self, kernel: Kernel, verb: str) -> None:
         fact = DaemonChanged(verb=verb, rota_version=self._settings.rota_version)  # type: ignore[arg-type]  # one of two
-        kernel.store.write(lambda tx: append(tx, fact, now=kernel.clock.now()))
+        host = kernel.store.host_name
+        address = None if self.transport is None else self.transport.address_for_others
+
+        def work(tx: store.Transaction) -> None:
+            append(tx, fact, now=kernel.clock.now())
+            if host is not None and address is not None:
+                (write_daemon_address if verb == "started" else forget_daemon_address)(tx, host, address)
+
+        kernel.store.write(work)
 
     async def _finish(self, transport: Transport | None) -> None:
         pending = self.executor.pending_calls

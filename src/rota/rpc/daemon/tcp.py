@@ -58,6 +58,14 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(text, field="host", hint=hint)
 
 
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _is_any(host: str) -> bool:
+    return ipaddress.ip_address(host).is_unspecified
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -82,6 +90,7 @@ class Listener:
         self._make_protocol = make_protocol
         self._limits = limits
         self._socket: socket.socket | None = None
+        self.address_for_others: str | None = None  # at which other machines reach it
         self._tls: ssl.SSLContext | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._rejected: deque[socket.socket] = deque()  # connections that read why they are rejected
@@ -95,7 +104,10 @@ class Listener:
         self._accepting = asyncio.create_task(self._accept(bound))
         host, port = bound.getsockname()[:2]
         scheme = "http" if self._settings.certificate is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        if not ipaddress.ip_address(host).is_loopback:
+            names = (*self._settings.allowed_hosts, socket.gethostname() if _is_any(host) else host)
+            self.address_for_others = _url(scheme, names[0], port)
+        return _url(scheme, host, port)
 
     async def close(self) -> None:
         """Stop listening, and return when the pending requests have their responses."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rota import errors as e
-from rota.model.run_logs import READ_BYTES, LogPart
+from rota.model.run_logs import READ_BYTES, LogPart, LogPlace
 from rota.service.api.declaration import REFUSED, method, owned
 
 __all__ = ["LogsApi"]
@@ -24,6 +24,16 @@ class LogsApi(Protocol):
 
         Offsets count the bytes printed; a negative one counts from the end. If the bytes at the offset were dropped,
         the part begins with the next byte that was kept. `data` is in base64 on the wire.
+        """
+        ...
+
+    @method("kernel.log.places", scope="read", execution="read", bound=owned("sched_id"), run="view", errors=_ENTRY)
+    def places(self, sched_id: int, attempt: int | None = None) -> list[LogPlace]:
+        """Return the hosts that have the log of an attempt, by default of the last one, in order.
+
+        Each host of a store on PostgreSQL keeps what its runs print, and `read` returns what this one has. If the
+        daemon of another host listens for other machines, its address is told too. Empty where one host has all logs,
+        and if the journal no longer says who claimed the entry.
         """
         ...
 
