@@ -7,7 +7,9 @@ another name and another state folder.
 from __future__ import annotations
 
 import re
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +20,8 @@ import pytest
 from rota import Rota, store
 from rota.kernel import Kernel
 from rota.model.run_logs import LogPlace
-from rota.model.work import ReadyEntry, ScheduleSpec
+from rota.model.work import Backoff, ReadyEntry, RestartPolicy, ScheduleSpec
+from rota.model.worktrees import WorktreeSettings
 from rota.service import Dispatcher
 from tests.cli.shell import Shell, make_shell
 from tests.daemon.harness import Process, make_token
@@ -228,3 +231,42 @@ def test_a_file_belongs_to_one_host(tmp_path: Path) -> None:
         job = rota.agent("speaker")(_speak).enqueue()
         rota.run(until_idle=True)
         assert rota.api.logs.places(job.sched_id) == []
+
+
+@pytest.mark.parametrize("runs_on", [THERE, "here"])
+def test_a_retry_on_another_host_is_told_where_its_worktree_was_left(
+    hosts: Hosts, rota: Shell, tmp_path: Path, runs_on: str
+) -> None:
+    """Git is real, and so are two hosts: the repository has the same path on both, and the worktree is on one."""
+    repository, trees = tmp_path / "repository", tmp_path / "trees"
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", "-C", str(repository)]
+    subprocess.run(["git", "init", "-q", "-b", "main", str(repository)], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "begin"], check=True)
+    worktree = WorktreeSettings(repository=str(repository), folder=str(trees), per="entry", branch="main")
+    seen: list[bool] = []
+
+    def run_once() -> int:
+        with Rota(hosts.url) as program:
+
+            def code(ctx: Any) -> None:
+                program.stop()
+                note = Path(ctx.workspace, "unfinished.txt")
+                seen.append(note.exists())
+                note.write_text("half of it")
+                if len(seen) == 1:
+                    raise ValueError
+
+            restart = RestartPolicy(backoff=Backoff(base_s=0.0))
+            agent = program.agent("coder", project="coding", worktree=worktree, restart=restart)(code)
+            job = program.job(1) if seen else agent.enqueue()
+            program.run(slots=1)
+            return job.sched_id
+
+    run_once()
+    if runs_on != THERE:
+        shutil.move(trees, tmp_path / "trees-there")  # one machine plays both
+        hosts.go(runs_on)
+    sched_id = run_once()
+    assert seen == [False, runs_on == THERE]
+    told = f"rota: the worktree of entry {sched_id} is on host {THERE}; this run begins again from main\n"
+    assert (told in rota("logs", sched_id).out) is (runs_on != THERE)

@@ -19,7 +19,7 @@ from rota.fleet.runners.contract import RunOutcome
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.worktrees.git import Git, GitFailed, WorktreeStopped
 from rota.fleet.worktrees.preparation import prepare
-from rota.fleet.worktrees.records import locked
+from rota.fleet.worktrees.records import locked, read_record
 from rota.fleet.worktrees.removal import WorktreeRemoval
 from rota.model.events import Event
 from rota.model.work import Agent, ReadyEntry
@@ -97,7 +97,22 @@ class SupervisedWorktrees:
             with self._lock:
                 self._folders.add(settings.folder)
             self._register(run.entry, path)
+            if read_record(path) is None:
+                self._say_what_is_elsewhere(run, settings)
         return prepare(run, settings, path, git, resources=self._resources, has_ended=self._removal.has_ended)
+
+    def _say_what_is_elsewhere(self, run: LiveRun, settings: WorktreeSettings) -> None:
+        """An entry that another host has claimed before may have unfinished work there, which does not come here."""
+        entry, hosts = run.entry, dict[str, None]()
+        try:
+            for attempt in range(max(1, entry.attempt - 1), entry.attempt + 1):
+                places = self._api.logs.places(entry.sched_id, attempt)
+                hosts |= {place.host: None for place in places if not place.is_here}
+        except RotaError:  # the run does not need to know it
+            return
+        if hosts:
+            where = f"the worktree of entry {entry.sched_id} is on host {', '.join(hosts)}"
+            run.log(f"rota: {where}; this run begins again from {settings.branch}\n".encode())
 
     def _register(self, entry: ReadyEntry, path: str) -> None:
         """Show the worktree among the workspaces of its project."""
