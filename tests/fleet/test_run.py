@@ -17,7 +17,7 @@ import pytest
 from rota import store
 from rota.errors import WorkerExists
 from rota.fleet.config.loader import load_fleet
-from rota.fleet.fleet_run import FleetRun, request_reload
+from rota.fleet.fleet_run import RELOAD_KIND, FleetRun, request_reload
 from rota.kernel import Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
 from tests.host.support import PATIENCE_S, until
@@ -197,10 +197,24 @@ def test_sighup_reloads_the_first_sigterm_drains_and_the_second_kills(tmp_path: 
 def test_the_reload_command_reloads_a_running_fleet(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet, running(fleet):
         (tmp_path / "fleet.toml").write_text(f'store = "{address_of(tmp_path / "rota.db")}"\n' + TWO)
-        rota = str(Path(sys.executable).with_name("rota"))
-        done = subprocess.run([rota, "reload"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        until(lambda: bool(fleet.api.workers.list()))
+        done = _reload(tmp_path)
         assert done.returncode == 0, done.stderr
         until(lambda: fleet.fleet.slots == 3)
+
+
+def test_a_reload_that_nobody_would_do_is_refused(tmp_path: Path) -> None:
+    with fleet_in(tmp_path) as fleet:
+        done = _reload(tmp_path)
+        assert done.returncode == 3
+        assert "no supervisor is running at the store of fleet" in done.stderr
+        assert "rota run " in done.stderr
+        assert not fleet.api.journal.tail(kinds=(RELOAD_KIND,))
+
+
+def _reload(folder: Path) -> subprocess.CompletedProcess[str]:
+    rota = str(Path(sys.executable).with_name("rota"))
+    return subprocess.run([rota, "reload"], cwd=folder, capture_output=True, text=True, check=False)
 
 
 def events(folder: Path, kind: str) -> list[Any]:

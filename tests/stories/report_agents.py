@@ -93,8 +93,10 @@ def searcher(ctx: Any, question: str) -> str:
     if question.endswith(f"?{FAILING}"):
         failed = Path(f"{os.environ[NOTES]}.failed")
         if not failed.exists():
-            failed.write_text(str(ctx.sched_id))
-        if failed.read_text() in ("", str(ctx.sched_id)):
+            part = failed.with_suffix(".part")  # the process may be killed at any moment: it is there whole, or not at all
+            part.write_text(str(ctx.sched_id))
+            part.replace(failed)
+        if failed.read_text() == str(ctx.sched_id):
             raise LookupError(question)
     return f"{question}!"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rota.cli.options import FLEET_FILE
 from rota.cli.telemetry import exporting, start_tracing
 from rota.cli.terminal_text import say
 from rota.cli.view import LiveView
-from rota.errors import FleetInvalid
+from rota.errors import FleetInvalid, NotFound
 from rota.fleet import STOP_LOGGER, Fleet, FleetRun, IdleRule, RunSummary, load_fleet, request_reload
 from rota.kernel import Kernel
 from rota.rpc import give_programs_access, is_remote
@@ -96,10 +97,13 @@ def _open(fleet: Fleet) -> SchedulerApi:
 
 
 def reload(path: Path | None, *, as_json: bool) -> None:
-    """Check the file, then make every supervisor of the fleet read it again."""
+    """Check the file, then make every supervisor of the fleet read it again; refused if none is running."""
     fleet = load_fleet(find_fleet_file(path))
     api = _open(fleet)
     try:
+        if not any(worker.alive and worker.kind == "supervisor" for worker in api.workers.list()):
+            text = f"no supervisor is running at the store of fleet {fleet.title}: there is nothing to reload"
+            raise NotFound(text, hint=f"The file is read when one starts: rota run {shlex.quote(str(fleet.path))}")
         event_id = request_reload(api, getpass.getuser(), fleet.title)
     finally:
         api.close()
