@@ -93,7 +93,7 @@ def searcher(ctx: Any, question: str) -> str:
     if question.endswith(f"?{FAILING}"):
         failed = Path(f"{os.environ[NOTES]}.failed")
         if not failed.exists():
-            part = failed.with_suffix(".part")  # the process may be killed at any moment: it is there whole, or not at all
+            part = failed.with_suffix(".part")  # a kill leaves it whole, or not there
             part.write_text(str(ctx.sched_id))
             part.replace(failed)
         if failed.read_text() == str(ctx.sched_id):
