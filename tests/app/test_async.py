@@ -76,6 +76,27 @@ def test_many_jobs_are_awaited_without_a_thread_for_each() -> None:
     asyncio.run(program())
 
 
+def test_awaiting_ends_with_an_error_if_the_journal_cannot_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even for a defect, which nothing expects: who awaits a job must not wait for ever."""
+
+    def broken(*_: object) -> int:
+        raise KeyError("a defect")
+
+    async def program() -> None:
+        async with Rota() as rota:
+
+            @rota.agent
+            def never() -> None: ...
+
+            job = await never.aenqueue()
+            monkeypatch.setattr(rota.api.journal, "wait", broken)
+            for _ in range(2):  # the second time there is a new thread
+                with pytest.raises(KeyError, match="a defect"):
+                    await asyncio.wait_for(job.aresult(), PATIENCE_S)
+
+    asyncio.run(program())
+
+
 def test_awaiting_ends_with_an_error_if_the_store_is_closed() -> None:
     async def program() -> None:
         rota = Rota()

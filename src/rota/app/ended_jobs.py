@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from rota.errors import RotaError, WaitTimeout
+from rota.errors import WaitTimeout
 from rota.kernel.journal import TAIL_MAX
 from rota.model.events import EntriesCancelled, EntriesCompleted, EntriesExpired, Event
 from rota.model.lifecycle import ENTRY
@@ -21,7 +21,7 @@ __all__ = ["EndWatch", "ended_in_order"]
 
 RECHECK_S = 10.0
 _KINDS = (EntriesCancelled.kind, EntriesCompleted.kind, EntriesExpired.kind)
-OnEnd = Callable[[RotaError | None], None]  # called with an error if the journal cannot be followed any more
+OnEnd = Callable[[Exception | None], None]  # called with an error if the journal cannot be followed any more
 
 
 def _ended_by(event: Event) -> list[int]:
@@ -100,7 +100,7 @@ class EndWatch:
             try:
                 last = self._api.journal.wait(self._cursor, RECHECK_S)
                 ended = set(_ended_between(self._api, self._cursor, last)) if last > self._cursor else None
-            except RotaError as problem:
+            except Exception as problem:  # also a defect: those that wait must hear of it
                 self._fail(problem)
                 return
             self._cursor = last
@@ -115,7 +115,7 @@ class EndWatch:
                 for call in list(calls):
                     call(None)
 
-    def _fail(self, problem: RotaError) -> None:
+    def _fail(self, problem: Exception) -> None:
         with self._lock:
             calls, self._calls, self._thread = self._calls, {}, None
         for each in calls.values():

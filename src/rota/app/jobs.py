@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rota.app.ended_jobs import EndWatch, ended_in_order
 from rota.app.moments import Duration, seconds_of
-from rota.errors import RotaError, RunFailed, WaitTimeout
+from rota.errors import RunFailed, WaitTimeout
 from rota.model.entry_status import EntryStatus
 from rota.model.events import RunProgressed
 from rota.model.lifecycle import ENTRY
@@ -120,11 +120,11 @@ class Job:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
-        def wake(problem: RotaError | None) -> None:
+        def wake(problem: Exception | None) -> None:
             if not ended.done():
                 ended.set_result(None) if problem is None else ended.set_exception(problem)
 
-        def on_end(problem: RotaError | None) -> None:
+        def on_end(problem: Exception | None) -> None:
             try:
                 loop.call_soon_threadsafe(wake, problem)
             except RuntimeError:
