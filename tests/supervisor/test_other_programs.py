@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rota import Graph, Rota
+from rota.errors import StoreUnavailable
 from rota.fleet.agent_settings import SETTINGS_KEY
 from rota.fleet.runners import registry
 from rota.fleet.runners.contract import RunOutcome
@@ -18,6 +19,7 @@ from rota.kernel import ScheduleSpec
 from rota.kernel.turn import EXCEPT_AGENTS_MAX
 from rota.model import reasons
 from rota.model.events import EntriesClaimed
+from rota.model.workers import WorkerInfo
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from tests.supervisor.world import PATIENCE_S, World
@@ -85,6 +87,22 @@ def test_who_waits_for_a_graph_runs_its_agents_if_only_another_program_works(tmp
         there.stop()
         working.join(PATIENCE_S)
         assert not working.is_alive()
+
+
+def test_an_outage_does_not_end_the_look_for_other_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Rota(str(tmp_path / "rota.db")) as rota:
+        graph = Graph("report")
+        graph.output(graph.node(rota.agent("writer")(_saying("written")))())
+        looks: list[int] = []
+
+        def lost() -> list[WorkerInfo]:
+            looks.append(1)
+            monkeypatch.undo()  # the next look finds the store again, and no worker
+            raise StoreUnavailable("away")
+
+        monkeypatch.setattr(rota.api.workers, "list", lost)
+        assert rota.run_graph(graph).result(wait_s=PATIENCE_S) == "written"
+        assert looks == [1]
 
 
 def _in_a_process(n: int) -> int:
