@@ -105,7 +105,7 @@ def test_the_host_that_keeps_a_log_reads_it_and_another_one_names_it(hosts: Host
         answer = rota("logs", printed, *words)
         assert (answer.code, answer.out) == (3, "")
         assert f"the output of attempt 1 of entry {printed} is on host {THERE}" in answer.err
-        assert f"Run there: rota logs {printed} --attempt 1" in answer.err
+        assert f"Run there: `rota logs {printed} --attempt 1`." in answer.err
     assert f"log on host {THERE}" in rota("show", printed).out
 
 
@@ -139,7 +139,7 @@ def test_what_is_missing_to_ask_that_daemon_is_said(
     assert (answer.code, answer.out) == (3, "")
     assert re.search(r"its daemon at https://localhost:\d+ cannot be asked: ", answer.err)
     assert missing in answer.err
-    assert f"Or run there: rota logs {printed}" in answer.err
+    assert f"Or run there: `rota logs {printed}" in answer.err
 
 
 @pytest.mark.usefixtures("allowed")

@@ -150,6 +150,7 @@ def test_entries_are_read_listed_cancelled_retried_and_explained(client: Client,
     assert [each["project_id"] for each in ask("GET", "/v1/projects").json["projects"]] == ["lab"]
     assert ask("GET", "/v1/usage?by=project").status == 200
     assert ask("GET", "/v1/entries/1/logs").status == 200
+    assert ask("GET", "/v1/entries/1/logs/places").json == {"places": []}  # a file belongs to one host
     appended = ask("POST", "/v1/events", {"pid": pid, "kind": "review.done", "payload": {"score": 9}})
     assert appended.status == 201
     assert client.journal.tail(appended.json["event_id"] - 1)[0].payload == {"score": 9}
@@ -275,7 +276,7 @@ def test_for_a_token_of_one_project_another_does_not_exist(served: Served, clien
     made = ask("POST", "/v1/agents/coder/entries", {})
     assert (made.status, client.queue.get(made.json["sched_id"]).pid) == (201, pids["lab"])
     unused = 987_654
-    for path in ("/v1/entries/{}", "/v1/entries/{}/why", "/v1/entries/{}/logs"):
+    for path in ("/v1/entries/{}", "/v1/entries/{}/why", "/v1/entries/{}/logs", "/v1/entries/{}/logs/places"):
         answers = [ask("GET", path.format(sched_id)) for sched_id in (hidden, unused)]
         assert [answer.status for answer in answers] == [404, 404]
         hidden_error, unused_error = (answer.json for answer in answers)

@@ -48,7 +48,7 @@ class HostLogs:
         if place.is_here:
             return self.api.logs.read(sched_id, attempt, **part)
         text = f"the output of attempt {attempt} of entry {sched_id} is on host {place.host}"
-        there = f"run there: rota logs {sched_id} --attempt {attempt}"
+        there = f"run there: `rota logs {sched_id} --attempt {attempt}`."
         if place.daemon is None or not place.daemon.startswith("https:"):  # a token is sent to nothing else
             raise NotFound(text, hint=there.capitalize(), sched_id=sched_id, host=place.host)
         try:

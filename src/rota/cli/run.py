@@ -103,7 +103,7 @@ def reload(path: Path | None, *, as_json: bool) -> None:
     try:
         if not any(worker.alive and worker.kind == "supervisor" for worker in api.workers.list()):
             text = f"no supervisor is running at the store of fleet {fleet.title}: there is nothing to reload"
-            raise NotFound(text, hint=f"The file is read when one starts: rota run {shlex.quote(str(fleet.path))}")
+            raise NotFound(text, hint=f"The file is read when one starts: `rota run {shlex.quote(str(fleet.path))}`.")
         event_id = request_reload(api, getpass.getuser(), fleet.title)
     finally:
         api.close()

@@ -130,6 +130,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", f"{_ENTRY}/retry", "kernel.sched.retry"),
     _route("GET", f"{_ENTRY}/why", "kernel.sched.explain", same=("policy", "worker_id")),
     _route("GET", f"{_ENTRY}/logs", "kernel.log.read", same=("attempt", "offset", "limit_bytes")),
+    _route("GET", f"{_ENTRY}/logs/places", "kernel.log.places", same=("attempt",)),
     _route(
         "GET",
         "/v1/usage",

@@ -27,7 +27,15 @@ class LogsApi(Protocol):
         """
         ...
 
-    @method("kernel.log.places", scope="read", execution="read", bound=owned("sched_id"), run="view", errors=_ENTRY)
+    @method(
+        "kernel.log.places",
+        scope="read",
+        execution="read",
+        bound=owned("sched_id"),
+        run="view",
+        result="places",
+        errors=_ENTRY,
+    )
     def places(self, sched_id: int, attempt: int | None = None) -> list[LogPlace]:
         """Return the hosts that have the log of an attempt, by default of the last one, in order.
 
