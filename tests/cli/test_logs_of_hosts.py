@@ -6,6 +6,7 @@ another name and another state folder.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -41,7 +42,7 @@ class Hosts(NamedTuple):
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    dsn, schema = shared_dsn(), "rota_hosts"
+    dsn, schema = shared_dsn(), f"rota_hosts_{os.getpid()}"  # tests run side by side at one server
 
     def go(host: str) -> None:
         monkeypatch.setattr("rota.store.postgres.socket.gethostname", lambda: host)
