@@ -56,7 +56,6 @@ PLANS = {
     "wrong type": json.dumps({"run": {"runner": 5}}),
     "settings are a list": json.dumps({"run": [1]}),
     "field of a newer version": json.dumps({"run": {**COMMAND, "gpu": 1}}),
-    "unknown runner": json.dumps({"run": {**COMMAND, "runner": "quantum"}}),
     "no program": json.dumps({"run": {"runner": "command"}}),
     "limit out of range": json.dumps({"run": {**COMMAND, "limits": {"memory_bytes": 10**30}}}),
     "invalid environment": json.dumps({"run": {**COMMAND, "env": {"A": "\0"}}}),

@@ -50,13 +50,13 @@ class HostLogs:
         text = f"the output of attempt {attempt} of entry {sched_id} is on host {place.host}"
         there = f"run there: `rota logs {sched_id} --attempt {attempt}`."
         if place.daemon is None or not place.daemon.startswith("https:"):  # a token is sent to nothing else
-            raise NotFound(text, hint=there.capitalize(), sched_id=sched_id, host=place.host)
+            raise NotFound(text, hint=there.capitalize(), sched_id=sched_id)
         try:
             return self._client(place.daemon).logs.read(sched_id, attempt, **part)
         except RotaError as problem:
             text = f"{text}; its daemon at {place.daemon} cannot be asked: {problem.message}"
             hint = f"{problem.hint} Or {there}" if problem.hint else there.capitalize()
-            raise NotFound(text, hint=hint, sched_id=sched_id, host=place.host) from problem
+            raise NotFound(text, hint=hint, sched_id=sched_id) from problem
 
     def _client(self, address: str) -> Client:
         from rota.cli.connection import open_client
