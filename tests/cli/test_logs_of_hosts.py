@@ -227,6 +227,24 @@ def test_what_the_journal_does_not_tell_any_more_is_an_empty_log(hosts: Hosts, r
     assert (answer.code, answer.err) == (0, f"attempt 1 of entry {printed} has no output\n")
 
 
+def test_the_host_is_found_in_a_long_journal(hosts: Hosts, rota: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long range of events only both ends are read, and the last claim."""
+    monkeypatch.setattr("rota.service.entry_history.SCAN_MAX", 3)
+    api = Dispatcher(Kernel(store.open(hosts.url)))
+    try:
+        sched_id = api.queue.enqueue(ScheduleSpec(api.agents.create("speaker")))
+        for number in range(20):
+            api.journal.append(None, "news", {"number": number})
+        entry = _print_some(api, b"")
+        for number in range(20):
+            api.journal.append(None, "news", {"number": number})
+        api.queue.complete(sched_id, "completed", token=entry.token)
+    finally:
+        api.close()
+    hosts.go("here")
+    assert f"is on host {THERE}" in rota("logs", sched_id).err
+
+
 def test_a_file_belongs_to_one_host(tmp_path: Path) -> None:
     with Rota(str(tmp_path / "rota.db")) as rota:
         job = rota.agent("speaker")(_speak).enqueue()
