@@ -52,7 +52,7 @@ class PlainQueue:
     def enter(self, schedulable: PlainSchedulable, now: int) -> None:
         time, total = self.time(now), sum(one.weight for one in self.present())
         owed = self._still_owed(schedulable, self.owed.get(key_of(schedulable), 0), now)
-        start = time.whole + -owed * (total + schedulable.weight) // total if total and owed else time.whole
+        start = (time.weighted - owed * (total + schedulable.weight)) // total if total else time.whole  # rounded once
         self.waiting[key_of(schedulable)] = schedulable._replace(virtual_time=start)
 
     def _still_owed(self, schedulable: PlainSchedulable, owed: int, now: int) -> int:
