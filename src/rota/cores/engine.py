@@ -177,7 +177,7 @@ class CoresEngine:
             elif isinstance(item, CoreRecord):
                 self._placement.evacuate(item, now, out)
             elif isinstance(item, Placement):
-                item.return_displaced(now, out)
+                item.go_on_returning(now, out)
             elif isinstance(item, LeaseRecord):
                 self._leases.revocation_due(item, now, out)
             elif isinstance(item, IslandRecord):

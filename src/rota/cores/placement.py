@@ -125,6 +125,7 @@ class Placement:
         self.stealable = 0  # cores that may have an entity to steal; a core that finds none clears the bit
         self.leased: dict[str, int] = {}  # by owner
         self.displaced: dict[int, Entity] = {}  # entities that were put on a core outside their mask
+        self._unseen = 0  # of them, that were not looked at since cores became available
         self._rotation = Rotation(-1)  # over the cores for an entity that needs one
         self._common = queues.common
 
@@ -142,10 +143,14 @@ class Placement:
 
     def cores_for(self, entity: Entity) -> int:
         """The cores that an entity may run on now."""
+        return self._allowed_cores(entity) or self.open
+
+    def _allowed_cores(self, entity: Entity) -> int:
+        """The cores of its mask that it may run on now; 0 if it has to be put outside its mask."""
         free = self.open
         if self.leased and entity.details.group is not None:
-            free |= self.leased.get(entity.details.group.name, 0)
-        return (entity.details.allowed & free) or self.open
+            free |= self.leased.get(entity.details.group.name, 0) & self.online
+        return entity.details.allowed & free
 
     def initial_core(self, mask: int) -> CoreRecord:
         """The first core of a new entity: consecutive entities are spread over the cores they may use."""
@@ -176,8 +181,9 @@ class Placement:
         """Move a waiting member of a group to a core leased to the group; return whether there was one."""
         group = self._queues.groups.get(owner)
         for entity in group.members.values() if group is not None else ():
-            donor, may = entity.details.donor, core.bit & entity.details.donor.details.allowed
-            if entity.state is EntityState.READY and donor.core.is_open and donor.band <= NORMAL and may:
+            donor = entity.details.donor  # of another group, if it answers a call: then it may not come
+            is_waiting = entity.state is EntityState.READY and donor.core.is_open and donor.band <= NORMAL
+            if is_waiting and self._may_come(donor, core):
                 self._migrate(donor, core, now, out)
                 return True
         return False
@@ -375,17 +381,25 @@ class Placement:
         return False
 
     def return_displaced(self, now: int, out: list[Decision]) -> None:
-        """Cores became available: move entities that wait outside their mask back, a bounded number in one step."""
-        for entity in list(islice(self.displaced.values(), MOVES_MAX)):
-            del self.displaced[entity.key]
-            core, cores = entity.core, self.cores_for(entity)
-            if entity.details.delegate.state is EntityState.READY and not core.bit & cores:
-                self.expel(entity, now, out)
-        if self.displaced and any(self._can_return(one) for one in islice(self.displaced.values(), MOVES_MAX)):
-            self._timers.set(self, now)
+        """Cores became available: move entities that wait outside their mask back."""
+        self._unseen = len(self.displaced)
+        self.go_on_returning(now, out)
 
-    def _can_return(self, entity: Entity) -> bool:
-        return bool(entity.details.allowed & self.open)
+    def go_on_returning(self, now: int, out: list[Decision]) -> None:
+        """Look at a bounded number of displaced entities in one step; a timer continues with those behind them."""
+        count = min(self._unseen, MOVES_MAX)
+        self._unseen -= count
+        for entity in list(islice(self.displaced.values(), count)):
+            del self.displaced[entity.key]
+            delegate = entity.details.delegate
+            if delegate.state is not EntityState.READY or delegate.details.donor is not entity:
+                continue  # its share does not wait, or is not in use: a core is chosen when it becomes ready
+            if not self._allowed_cores(entity):
+                self.displaced[entity.key] = entity  # behind the others
+            elif not entity.core.bit & self.cores_for(entity):
+                self.expel(entity, now, out)
+        if self._unseen and self.displaced:
+            self._timers.set(self, now)
 
     def evacuate(self, core: CoreRecord, now: int, out: list[Decision]) -> None:
         """Move the entities that wait on a core and may not stay to others, a bounded number in one step.
