@@ -248,6 +248,8 @@ class CoreScheduler:
             self._queues.put_back(donor, now)
             delegate.state = _READY
             self._placement.mark_stealable(core)
+            if not donor.details.allowed & core.bit:  # it stays because none of its own cores is there
+                self._placement.displaced[donor.key] = donor
         self._placement.balance(core, now, out)
         chosen = self.dispatch(core, None, now)
         if core.current is not donor:

@@ -79,7 +79,7 @@ open core, and that is counted.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from itertools import islice
+from itertools import chain, islice
 
 from rota.cores.events import Decision, Migrate, Steal
 from rota.cores.heaps import Timers
@@ -110,6 +110,7 @@ APART_NS = 100_000_000  # how long a core counts as apart: its time is not compa
 SPEED_TOLERANCE = 32  # the speed of the common time is right to one part in so many
 MOVES_MAX = 64  # entities that one step moves off a core that is offline or leased
 PLACE_LOOKS_MAX = 4  # cores whose loads are compared for an entity that needs another one
+_ON_A_CORE = (EntityState.READY, EntityState.RUNNING)
 
 
 class Placement:
@@ -392,10 +393,10 @@ class Placement:
         for entity in list(islice(self.displaced.values(), count)):
             del self.displaced[entity.key]
             delegate = entity.details.delegate
-            if delegate.state is not EntityState.READY or delegate.details.donor is not entity:
-                continue  # its share does not wait, or is not in use: a core is chosen when it becomes ready
-            if not self._allowed_cores(entity):
-                self.displaced[entity.key] = entity  # behind the others
+            if delegate.state not in _ON_A_CORE or delegate.details.donor is not entity:
+                continue  # its share is not in use, or does not wait for a core: one is chosen when it does
+            if delegate.state is EntityState.RUNNING or not self._allowed_cores(entity):
+                self.displaced[entity.key] = entity  # behind the others; one that runs may have to wait here again
             elif not entity.core.bit & self.cores_for(entity):
                 self.expel(entity, now, out)
         if self._unseen and self.displaced:
@@ -412,7 +413,8 @@ class Placement:
                 self.expel(entity, now, out)
                 left -= 1
         for queue in (core.fair, core.background):
-            for one in queue.drain(left):
+            running = queue.current  # it is in no heap, and members of its group may wait behind it
+            for one in chain((running,) if isinstance(running, GroupNode) else (), queue.drain(left)):
                 if left <= 0:
                     break
                 left -= 1
