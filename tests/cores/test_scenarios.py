@@ -71,6 +71,12 @@ def test_random_scenarios_keep_every_law(batch: int) -> None:
         assert simulation.engine.counters.misses == 0, f"seed {seed}: an admitted island missed"
 
 
+@pytest.mark.parametrize("seed", [711, 2936])
+def test_one_whose_payer_changes_after_a_slice_keeps_its_place(seed: int) -> None:
+    """It leaves its queue and enters it again in one step: it was taken for one that had slept."""
+    run_watched(random_scenario(seed))
+
+
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT, LONG_EVERY))
 def test_no_thread_starves_and_no_island_misses_in_the_long_run(seed: int) -> None:
     scenario = msgspec.structs.replace(random_scenario(seed), duration_ms=LONG_MS)

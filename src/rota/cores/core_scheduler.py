@@ -40,7 +40,7 @@ from rota.cores.heaps import Timers
 from rota.cores.placement import Placement
 from rota.cores.queues import Queues
 from rota.cores.records import NORMAL, ContextRecord, CoreRecord, Entity
-from rota.cores.runqueue import Schedulable
+from rota.cores.runqueue import RunQueue, Schedulable
 from rota.cores.telemetry import Counters
 from rota.cores.time_slices import TimeSlices, slice_start_ns
 from rota.errors import EntityIllegalTransition, EntityUnknown, RotaError
@@ -178,29 +178,34 @@ class CoreScheduler:
 
     # --- becoming ready --------------------------------------------------------------------------
 
-    def make_ready(self, donor: Entity, now: int, out: list[Decision]) -> None:
-        """Add a runnable share to a core's queue. Its budget is checked when its slice starts."""
+    def make_ready(self, donor: Entity, now: int, out: list[Decision], *, left: RunQueue | None = None) -> None:
+        """Add a runnable share to a core's queue. Its budget is checked when its slice starts.
+
+        `left` is the queue that it left in this step. If it comes back there it has not slept, and keeps its place.
+        """
         core = self._placement.choose_core(donor)
-        if donor.on_fast_path and core is donor.core:
+        if donor.on_fast_path and core is donor.core and left is None:
             if not core.fair.weight:
                 self._queues.start_at_common_time(core.fair, donor, now)
             core.fair.enter(donor, now)
             donor.state = _READY
         else:
-            self._queues.enter(donor, core, now)
+            self._queues.enter(donor, core, now, left=left)
             donor.details.delegate.state = _READY
         self._placement.mark_stealable(core)
         if core.current is None or self._queues.should_preempt(donor, core, now):
             out.extend(self.request_reschedule(core))
 
-    def _wait_for_budget(self, donor: Entity, now: int, out: list[Decision], *, was_running: bool = False) -> None:
+    def _wait_for_budget(
+        self, donor: Entity, now: int, out: list[Decision], *, left: RunQueue, was_running: bool = False
+    ) -> None:
         """A runnable share has no budget: continue on another payer if its overrun policy allows, else throttle it."""
         payer, delegate = donor.payer, donor.details.delegate
         if payer is not None:
             self._contexts.deplete(payer, delegate, now, out, was_running=was_running)
             self._queues.choose_payer(donor)
             if donor.payer is not payer:  # its overrun policy lets it continue
-                self.make_ready(donor, now, out)
+                self.make_ready(donor, now, out, left=left)
                 return
         delegate.state = _THROTTLED
         waiting = self._contexts.unpaid if payer is None else payer.throttled
@@ -272,19 +277,19 @@ class CoreScheduler:
 
     def _leave_core(self, donor: Entity, depleted: bool, now: int, out: list[Decision]) -> None:
         """Requeue a share whose budget, payer or core is gone after its slice."""
-        payer = donor.payer
+        payer, left = donor.payer, donor.home
         if donor.details.payer_changed:
             self._queues.choose_payer_if_changed(donor)
-            self.make_ready(donor, now, out)
+            self.make_ready(donor, now, out, left=left)
         elif depleted and payer is not None and payer.overrun == "kill":
             self._contexts.deplete(payer, donor.details.delegate, now, out, was_running=True)
             donor.details.delegate.state = _THROTTLED
             donor.details.is_being_killed = True  # the driver ends it and sends its exit
             out.append(Kill(donor.key))
         elif depleted:
-            self._wait_for_budget(donor, now, out, was_running=True)
+            self._wait_for_budget(donor, now, out, left=left, was_running=True)
         else:
-            self.make_ready(donor, now, out)
+            self.make_ready(donor, now, out, left=left)
 
     # --- running ---------------------------------------------------------------------------------
 
@@ -299,7 +304,7 @@ class CoreScheduler:
                 out.append(self._slices.begin(core, donor, limit_ns, now))
                 return out
             self._queues.leave(donor, now)
-            self._wait_for_budget(donor, now, out)
+            self._wait_for_budget(donor, now, out, left=donor.home)
             donor = self._slices.pick(core, now, out)
         self._slices.go_idle(core, now)
         out.append(Idle(core.core_id))

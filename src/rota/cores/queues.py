@@ -138,8 +138,8 @@ class Queues:
 
     # --- waiting and running ---------------------------------------------------------------------
 
-    def enter(self, entity: Entity, core: CoreRecord, now: int) -> None:
-        """An entity became runnable on a core."""
+    def enter(self, entity: Entity, core: CoreRecord, now: int, *, left: RunQueue | None = None) -> None:
+        """An entity became runnable on a core, or left a queue in this step and is put on a core again."""
         if entity.band > NORMAL:
             entity.core = core
             self._enter_reserved(entity)
@@ -147,7 +147,10 @@ class Queues:
         queue = self._prepare(entity, core, now)
         if not queue.weight:
             self.start_at_common_time(queue, entity, now)
-        queue.enter(entity, now)
+        if queue is left and queue.weight:
+            queue.enter_at(entity, entity.virtual_time)
+        else:
+            queue.enter(entity, now)
         self._forgive_group(self._node_of(entity), core)
         self._enter_node(entity, now)
         self._update_fast_path(entity)
