@@ -83,7 +83,7 @@ class LiveLog:
             if part.attempt != self._shown_attempt and self._offset is not None:
                 self._start_again()
                 part = await self._read()
-            if not part.total_bytes and part.attempt not in self._elsewhere:
+            if not part.total_bytes and part.attempts >= part.attempt and part.attempt not in self._elsewhere:
                 await self._look_elsewhere(part)
             self._show(part)
         except StoreUnavailable:
@@ -109,8 +109,7 @@ class LiveLog:
         """Find out which other hosts have the log of an attempt that has printed nothing here."""
         access = self._session.access
         places = await access.read_every(LOG_S, access.api.logs.places, self._sched_id, part.attempt)
-        if places or part.attempts >= part.attempt:  # else it has not started
-            self._elsewhere[part.attempt] = ", ".join(place.host for place in places if not place.is_here)
+        self._elsewhere[part.attempt] = ", ".join(place.host for place in places if not place.is_here)
 
     def _show(self, part: LogPart) -> None:
         if not part.total_bytes and (hosts := self._elsewhere.get(part.attempt)):
