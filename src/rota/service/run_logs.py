@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING
 from rota.errors import InvalidPayload, LimitExceeded, RotaError, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel.daemon_addresses import daemon_address_of
 from rota.kernel.entry_relations import read_row
+from rota.kernel.rows import entry_from_row
 from rota.kernel.settings import STORE_ID, read_setting, store_id, write_setting
 from rota.model.agent_settings import read_settings
 from rota.model.checks import Checks
-from rota.model.event_codec import decode
 from rota.model.events import EntriesClaimed
 from rota.model.run_logs import READ_BYTES, LogPart, LogPlace
 from rota.model.work import Limits, ReadyEntry
+from rota.service.attempts import attempts_of
 from rota.service.entry_history import read_history
 from rota.service.log_files import LogContent, LoggedRun, LogWriter, has_log, read_log
 from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX, FolderUsage, LogFolder, folder_usage
@@ -209,15 +210,7 @@ class RunLogs:
 
 def _places(tx: Transaction, sched_id: int, attempt: int | None, here: str) -> list[LogPlace]:
     row, cursor = read_row(tx, sched_id)
-    claims = [
-        (each.attempt, claim.host)
-        for event in read_history(tx, row, cursor).events
-        if event.kind == EntriesClaimed.kind
-        and isinstance(claim := decode(event.kind, event.payload), EntriesClaimed)
-        and claim.host is not None
-        for each in claim.entries
-        if each.sched_id == sched_id
-    ]
-    number = attempt if attempt is not None or not claims else claims[-1][0]
-    hosts = dict.fromkeys(host for of, host in claims if of == number)
+    known = [each for each in attempts_of(read_history(tx, row, cursor).events, entry_from_row(row)) if each.host]
+    number = attempt if attempt is not None or not known else known[-1].attempt
+    hosts = dict.fromkeys(str(each.host) for each in known if each.attempt == number)
     return [LogPlace(host, host == here, None if host == here else daemon_address_of(tx, host)) for host in hosts]

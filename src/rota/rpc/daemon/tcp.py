@@ -62,10 +62,6 @@ def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _is_any(host: str) -> bool:
-    return ipaddress.ip_address(host).is_unspecified
-
-
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -104,8 +100,9 @@ class Listener:
         self._accepting = asyncio.create_task(self._accept(bound))
         host, port = bound.getsockname()[:2]
         scheme = "http" if self._settings.certificate is None else "https"
-        if not ipaddress.ip_address(host).is_loopback:
-            names = (*self._settings.allowed_hosts, socket.gethostname() if _is_any(host) else host)
+        bound_to = ipaddress.ip_address(host)
+        if not bound_to.is_loopback:
+            names = (*self._settings.allowed_hosts, socket.gethostname() if bound_to.is_unspecified else host)
             self.address_for_others = _url(scheme, names[0], port)
         return _url(scheme, host, port)
 
