@@ -35,6 +35,7 @@ from rota.cores.events import CallEntity, CallFailed, Decision, Reply, RunEntity
 from rota.cores.placement import Placement
 from rota.cores.queues import Queues
 from rota.cores.records import NORMAL, CallRecord, CoreRecord, Entity
+from rota.cores.runqueue import RunQueue
 from rota.cores.time_slices import add_runtime, slice_start_ns
 from rota.errors import DonationCycle, LimitExceeded
 from rota.model.lifecycle import EntityState
@@ -45,6 +46,7 @@ CALLERS_MAX = 256  # callers that wait for one callee
 CALL_DEPTH_MAX = 64  # length of a call chain
 
 _SLEEPING, _RUNNING, _CALLING = EntityState.SLEEPING, EntityState.RUNNING, EntityState.CALLING
+_WANT_A_CORE = (EntityState.READY, EntityState.RUNNING, EntityState.THROTTLED)
 
 
 class Calls:
@@ -145,15 +147,15 @@ class Calls:
             following.state = _RUNNING
             return (RunEntity(core.core_id, following.key, slice_start_ns(donor) + donor.granted_ns),)
         out: list[Decision] = []
-        self._scheduler.pause(donor, now)
-        self._requeue(donor, core, now, out)
+        left = self._scheduler.pause(donor, now)
+        self._requeue(donor, core, now, out, left)
         return out
 
-    def _requeue(self, donor: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:
+    def _requeue(self, donor: Entity, core: CoreRecord, now: int, out: list[Decision], left: RunQueue | None) -> None:
         """Requeue a share with its current delegate, and let the core choose again."""
         self._queues.choose_payer(donor)
         core.reschedule_pending = True  # it chooses below
-        self._scheduler.make_ready(donor, now, out)
+        self._scheduler.make_ready(donor, now, out, left=left)
         out.extend(self._scheduler.dispatch(core, None, now))
 
     def _end_donation(self, entity: Entity) -> None:
@@ -204,8 +206,8 @@ class Calls:
             self._urge(callee, now, out)  # the call was only queued
             return
         core, delegate = donor.core, donor.details.delegate
-        ran = delegate.state is _RUNNING
-        wanted = self._scheduler.withdraw(donor, now)
+        ran, wants_core = delegate.state is _RUNNING, delegate.state in _WANT_A_CORE
+        self._scheduler.withdraw(donor, now)
         donor.details.delegate, callee.details.delegate = entity, delegate
         for member in _chain(callee):
             member.details.donor = callee
@@ -215,10 +217,10 @@ class Calls:
         self._queues.choose_payer(callee)
         at = len(out)
         if ran:
-            self._requeue(callee, core, now, out)
+            self._requeue(callee, core, now, out, None)  # another share, which waited for no core
             if core.current is not callee:
                 self._scheduler.record_preemption(core, delegate, out, at)
-        elif wanted:
+        elif wants_core:
             self._scheduler.make_ready(callee, now, out)
 
     def _fail_served(self, callee: Entity, caller: Entity | None, now: int, out: list[Decision]) -> None:
@@ -228,20 +230,22 @@ class Calls:
         if caller is None:
             return  # its caller has ended, and it runs on its own share
         core, ran = donor.core, callee.state is _RUNNING
-        self._scheduler.withdraw(donor, now)
+        left = self._scheduler.withdraw(donor, now)
         donor.details.urged_by = None
         callee.state = _SLEEPING
         donor.details.delegate, callee.details.donor = caller, callee
-        self._fail(caller, callee, now, out)
+        self._fail(caller, callee, now, out, left=left)
         if ran:
             out.extend(self._scheduler.dispatch(core, None, now))
 
-    def _fail(self, caller: Entity, callee: Entity, now: int, out: list[Decision]) -> None:
-        """A callee has ended: its caller continues with an error."""
+    def _fail(
+        self, caller: Entity, callee: Entity, now: int, out: list[Decision], *, left: RunQueue | None = None
+    ) -> None:
+        """A callee has ended: its caller continues with an error. Its share may have left a queue in this step."""
         caller.details.awaiting = None
         out.append(CallFailed(caller.key, callee.key))
         self._queues.choose_payer(caller.details.donor)
-        self._scheduler.make_ready(caller.details.donor, now, out)
+        self._scheduler.make_ready(caller.details.donor, now, out, left=left)
 
 
 def _band_of(record: CallRecord) -> int:

@@ -181,7 +181,7 @@ class CoreScheduler:
     def make_ready(self, donor: Entity, now: int, out: list[Decision], *, left: RunQueue | None = None) -> None:
         """Add a runnable share to a core's queue. Its budget is checked when its slice starts.
 
-        `left` is the queue that it left in this step. If it comes back there it has not slept, and keeps its place.
+        `left` is the queue that it left in this step, if it did: then it has not slept.
         """
         core = self._placement.choose_core(donor)
         if donor.on_fast_path and core is donor.core and left is None:
@@ -197,7 +197,7 @@ class CoreScheduler:
             out.extend(self.request_reschedule(core))
 
     def _wait_for_budget(
-        self, donor: Entity, now: int, out: list[Decision], *, left: RunQueue, was_running: bool = False
+        self, donor: Entity, now: int, out: list[Decision], *, left: RunQueue | None, was_running: bool = False
     ) -> None:
         """A runnable share has no budget: continue on another payer if its overrun policy allows, else throttle it."""
         payer, delegate = donor.payer, donor.details.delegate
@@ -232,11 +232,12 @@ class CoreScheduler:
         self.pause(donor, now)
         return missed
 
-    def pause(self, donor: Entity, now: int) -> None:
-        """Charge the running share and remove it from its core and its queue."""
+    def pause(self, donor: Entity, now: int) -> RunQueue | None:
+        """Charge the running share and remove it from its core and its queue; return that queue, as `leave` does."""
         self._slices.charge(donor, now)
-        self._queues.leave(donor, now)
+        left = self._queues.leave(donor, now)
         self._queues.choose_payer_if_changed(donor)
+        return left
 
     def end_slice(self, core: CoreRecord, donor: Entity, now: int, out: list[Decision]) -> None:
         """End the current slice: requeue the share if it may stay and has budget, then choose again."""
@@ -247,7 +248,6 @@ class CoreScheduler:
         payer = donor.payer
         depleted = payer is not None and not self._contexts.has_budget(payer, now)
         if depleted or donor.details.payer_changed or not self._placement.cores_for(donor) & core.bit:
-            self._queues.leave(donor, now)
             self._leave_core(donor, depleted, now, out)
         else:
             self._queues.put_back(donor, now)
@@ -277,7 +277,7 @@ class CoreScheduler:
 
     def _leave_core(self, donor: Entity, depleted: bool, now: int, out: list[Decision]) -> None:
         """Requeue a share whose budget, payer or core is gone after its slice."""
-        payer, left = donor.payer, donor.home
+        payer, left = donor.payer, self._queues.leave(donor, now)
         if donor.details.payer_changed:
             self._queues.choose_payer_if_changed(donor)
             self.make_ready(donor, now, out, left=left)
@@ -303,8 +303,7 @@ class CoreScheduler:
             if limit_ns:
                 out.append(self._slices.begin(core, donor, limit_ns, now))
                 return out
-            self._queues.leave(donor, now)
-            self._wait_for_budget(donor, now, out, left=donor.home)
+            self._wait_for_budget(donor, now, out, left=self._queues.leave(donor, now))
             donor = self._slices.pick(core, now, out)
         self._slices.go_idle(core, now)
         out.append(Idle(core.core_id))
@@ -322,8 +321,12 @@ class CoreScheduler:
             donor.on_fast_path = False
             out.extend(self.request_reschedule(donor.core))
         elif state is _READY:
-            if not self._queues.requeue(donor, now):
-                self.make_ready(donor, now, out)
+            left = self._queues.remove(donor, now)
+            self._queues.choose_payer(donor)
+            if self._queues.may_stay(donor, left):
+                self._queues.enter(donor, donor.core, now, left=left)
+            else:
+                self.make_ready(donor, now, out, left=left)
         elif state is _THROTTLED:
             if not donor.details.is_being_killed:
                 self._contexts.release(donor)
@@ -332,16 +335,19 @@ class CoreScheduler:
         else:
             self._queues.choose_payer(donor)
 
-    def withdraw(self, donor: Entity, now: int) -> bool:
-        """Remove a share from its queue or core and charge it; return whether it was runnable or throttled."""
+    def withdraw(self, donor: Entity, now: int) -> RunQueue | None:
+        """Remove a share from its queue or core and charge it; return the queue, if it was in one that is not reserved.
+
+        A share that waits for budget no longer does.
+        """
         state = donor.details.delegate.state
         if state is _RUNNING:
-            self.pause(donor, now)
-        elif state is _READY:
-            self._queues.remove(donor, now)
-        elif state is _THROTTLED:
+            return self.pause(donor, now)
+        if state is _READY:
+            return self._queues.remove(donor, now)
+        if state is _THROTTLED:
             self._contexts.release(donor)
-        return state in (_RUNNING, _READY, _THROTTLED)
+        return None
 
     def replenish(self, context: ContextRecord, now: int, out: list[Decision]) -> None:
         """A refill is due: release the entities that wait for it, a bounded number at a time."""

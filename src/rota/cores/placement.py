@@ -33,7 +33,7 @@ A moved entity keeps its common time, with a lag of at most `LAG_SLICES_MAX` sli
 *A group has one virtual time* over all cores: what it uses on one core is charged to it on the others before they run
 it. So a process of twenty threads competes as one also over several cores. When a group is picked on a core, the member
 that is furthest behind comes there. If that member runs elsewhere, the group waits here, unless the group itself is
-behind.
+behind or all others here are ahead.
 
 *What cannot be used is not owed.* A heavy entity alone on its core, or a core crowded by pinned ones, falls behind for
 good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. It is

@@ -31,7 +31,7 @@ from rota.cores.records import BACKGROUND, NORMAL, CoreRecord, Entity, GroupNode
 from rota.cores.runqueue import NOT_QUEUED, IndexTable, Rule, RunQueue, Schedulable
 from rota.cores.telemetry import Counters
 from rota.errors import EntityUnknown
-from rota.policy.virtual_time import SCALE, charged, is_eligible, lag
+from rota.policy.virtual_time import SCALE, charged, is_eligible, lag, span
 
 __all__ = ["LAG_SLICES_MAX", "NODES_CHARGED_MAX", "Queues"]
 
@@ -139,20 +139,28 @@ class Queues:
     # --- waiting and running ---------------------------------------------------------------------
 
     def enter(self, entity: Entity, core: CoreRecord, now: int, *, left: RunQueue | None = None) -> None:
-        """An entity became runnable on a core, or left a queue in this step and is put on a core again."""
+        """An entity became runnable on a core; or it goes on there, and `left` is the queue that it left in this step.
+
+        One that goes on has not slept: in the same queue it keeps its place, in another one its common time.
+        """
+        source = entity.core
         if entity.band > NORMAL:
             entity.core = core
             self._enter_reserved(entity)
             return
+        if left is not None and (left is source.background) != (entity.band == BACKGROUND):
+            left = None  # the times of the two cannot be compared
+        common_time = 0 if left is None else entity.virtual_time + left.base
         queue = self._prepare(entity, core, now)
-        if not queue.weight:
-            self.start_at_common_time(queue, entity, now)
-        if queue is left and queue.weight:
+        if queue is left:
             queue.enter_at(entity, entity.virtual_time)
+        elif left is not None:
+            queue.enter_moved(entity, common_time, LAG_SLICES_MAX * entity.slice_ns, now)
         else:
+            if not queue.weight:
+                self.start_at_common_time(queue, entity, now)
             queue.enter(entity, now)
-        self._forgive_group(self._node_of(entity), core)
-        self._enter_node(entity, now)
+        self._enter_node(entity, now, came_from=None if left is None else source)
         self._update_fast_path(entity)
 
     def start_at_common_time(self, queue: RunQueue, entity: Entity, now: int) -> None:
@@ -169,29 +177,13 @@ class Queues:
 
     def move(self, entity: Entity, core: CoreRecord, now: int) -> None:
         """Move a waiting entity to another core; its common time stays the same."""
-        common_time = entity.virtual_time + entity.home.base
-        group = entity.details.group
-        if group is not None and entity.band == NORMAL:
-            self._forgive_group(self._node_of(entity), core)
-            group.present |= core.bit  # before it leaves: a group whose only member moves does not join again
-        self.remove(entity, now)
-        entity.core = core
-        entity.home = queue = self._queue(entity)
-        queue.enter_moved(entity, common_time, LAG_SLICES_MAX * entity.slice_ns, now)
-        self._enter_node(entity, now)
-        self._update_fast_path(entity)
+        self.enter(entity, core, now, left=self.remove(entity, now))
 
-    def requeue(self, entity: Entity, now: int) -> bool:
-        """Choose the payer of a waiting entity again; return whether it stays in its queue. If not, it is in none."""
-        home, virtual_time, was_fair = entity.home, entity.virtual_time, entity.band <= NORMAL
-        self.remove(entity, now)
-        self.choose_payer(entity)
-        stays = was_fair and entity.band <= NORMAL and entity.details.allowed & entity.core.bit
-        if not stays or self._queue(entity) is not home:
+    def may_stay(self, entity: Entity, left: RunQueue | None) -> bool:
+        """Whether an entity that left a queue in this step, and has another payer now, belongs there all the same."""
+        if left is None or entity.band > NORMAL or not entity.details.allowed & entity.core.bit:
             return False
-        home.enter_at(entity, virtual_time)
-        self._enter_node(entity, now)
-        return True
+        return self._queue(entity) is left
 
     def first(self, queue: RunQueue, taken: Schedulable | None, now: int) -> Schedulable | None:
         """Return what runs next in a queue, given what was taken out of it.
@@ -215,15 +207,11 @@ class Queues:
         queue.advance(node, by)
         node.offset = node.virtual_time - node.group.time
 
-    def _forgive_group(self, node: GroupNode | None, core: CoreRecord) -> None:
+    def _forgive_group(self, node: GroupNode, present: int) -> None:
         """A group comes to another core: what all its cores were forgiven (`placement`) is not owed to it there."""
-        if node is None or not node.group.present or node.group.present & core.bit:
-            return
         group, cores = node.group, self.cores
         forgiven = min(
-            one.offset + cores[core_id].fair.base
-            for core_id, one in group.nodes.items()
-            if group.present >> core_id & 1
+            one.offset + cores[core_id].fair.base for core_id, one in group.nodes.items() if present >> core_id & 1
         )
         if forgiven * group.weight > self._node_limit_ns(node) * SCALE:  # else within the limit on its lag
             group.time += forgiven
@@ -239,15 +227,16 @@ class Queues:
         node = self._node_of(entity)
         return entity.slice_ns if node is None else min(entity.slice_ns, node.slice_ns)
 
-    def leave(self, entity: Entity, now: int) -> None:
-        """The running entity is no longer runnable."""
+    def leave(self, entity: Entity, now: int) -> RunQueue | None:
+        """The running entity is no longer runnable. Return the queue that it left; None if it was a reserved one."""
         if entity.band > NORMAL:
-            return  # the reserved queue holds only waiting entities
+            return None  # the reserved queue holds only waiting entities
         entity.home.leave(now)
         node = self._node_of(entity)
         if node is not None:
             node.group.runnable -= 1
             self._stop_node(node, entity.core, now)
+        return entity.home
 
     def _stop_node(self, node: GroupNode, core: CoreRecord, now: int) -> None:
         """A member of a group stops: charge the group, on this core and for the others."""
@@ -280,19 +269,31 @@ class Queues:
         elif not entity.on_fast_path:
             self._update_fast_path(entity)
 
-    def remove(self, entity: Entity, now: int) -> None:
-        """A waiting entity is no longer runnable."""
+    def remove(self, entity: Entity, now: int) -> RunQueue | None:
+        """A waiting entity is no longer runnable. Return the queue that it left; None if it was a reserved one."""
         if entity.band > NORMAL:
             entity.core.reserved.remove(entity.key)
-            return
+            return None
         entity.home.remove(entity, now)
         node = self._node_of(entity)
-        if node is None:
+        if node is not None:
+            node.group.runnable -= 1
+            if not len(node.inside) and node.entry != NOT_QUEUED:
+                entity.core.fair.remove(node, now)
+                self._left(node, entity.core)
+        return entity.home
+
+    def charge_outside(self, entity: Entity, ran_ns: int) -> None:
+        """An entity ran in a reserved band: when it enters its queue again, it and its group have paid for that."""
+        entity.home.charge_outside(entity, ran_ns)
+        group = entity.details.group
+        if group is None:
             return
-        node.group.runnable -= 1
-        if not len(node.inside) and node.entry != NOT_QUEUED:
-            entity.core.fair.remove(node, now)
-            self._left(node, entity.core)
+        if group.present:
+            group.time += span(ran_ns, group.weight)
+        elif group.left_as is not None:  # all its members sleep, or run like this one
+            entity.core.fair.charge_outside(group.left_as, ran_ns)
+            group.ahead = group.left_as.ahead
 
     def should_preempt(self, entity: Entity, core: CoreRecord, now: int) -> bool:
         """Whether a waiting entity should get the core before the current slice ends."""
@@ -428,16 +429,26 @@ class Queues:
             return None
         return entity.details.group.nodes[entity.core.core_id]
 
-    def _enter_node(self, entity: Entity, now: int) -> None:
-        """The first runnable member of a group on a core makes the group's node runnable."""
-        node, fair = self._node_of(entity), entity.core.fair
+    def _enter_node(self, entity: Entity, now: int, *, came_from: CoreRecord | None) -> None:
+        """The first runnable member of a group on a core makes the group's node runnable.
+
+        If the member came from a core in this step, its group has not slept either, also if it is the only one.
+        """
+        node, core, fair = self._node_of(entity), entity.core, entity.core.fair
         if node is None:
             return
         group = node.group
         group.runnable += 1
+        present = group.present if came_from is None else group.present | came_from.bit
+        if present and not present & core.bit:
+            self._forgive_group(node, present)
         if node.entry != NOT_QUEUED or fair.current is node:
             return
-        if group.present:
+        if came_from is core:
+            fair.enter_at(node, node.virtual_time)
+            group.present |= core.bit
+            return
+        if present:
             fair.enter_moved(node, group.time, self._node_limit_ns(node), now)
         else:  # it has slept: as an entity it has the lag with which it left
             if not fair.weight:
@@ -447,7 +458,7 @@ class Queues:
             node.ahead = group.ahead
             fair.enter(node, now)
             group.time = node.virtual_time + fair.base
-        group.present |= entity.core.bit
+        group.present |= core.bit
         node.offset = node.virtual_time - group.time
 
     def _enter_reserved(self, entity: Entity) -> None:

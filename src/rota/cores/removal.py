@@ -111,9 +111,9 @@ class Removal:
         """Move every entity off a core that went offline."""
         donor = core.current
         if donor is not None:
-            self._scheduler.pause(donor, now)
+            left = self._scheduler.pause(donor, now)
             self._scheduler.record_preemption(core, donor.details.delegate, out, len(out))
-            self._scheduler.make_ready(donor, now, out)
+            self._scheduler.make_ready(donor, now, out, left=left)
         if core.idle_since_ns is not None:
             core.idle_ns += now - core.idle_since_ns
             core.idle_since_ns = None

@@ -339,6 +339,14 @@ class RunQueue:
         if not self.weight:
             self._clock = time
 
+    def charge_outside(self, schedulable: Schedulable, ran_ns: int) -> None:
+        """Charge one that is not in this queue for what it ran elsewhere: it enters with that much more debt."""
+        debt = span(ran_ns, schedulable.weight)
+        schedulable.virtual_time += debt
+        # counted from the queue's own time, `ahead` is the distance to a time that its entry moves towards it
+        joined = self.weight + schedulable.weight
+        schedulable.ahead += debt * self.weight // joined if self.common is None else debt
+
     def put_back(self, now: int) -> None:
         """The running schedulable gives up the core and stays runnable."""
         schedulable = self.current
@@ -389,19 +397,11 @@ class RunQueue:
         self.weighted += by * schedulable.weight
 
     def take_another(self, now: int) -> Schedulable | None:
-        """Take the next schedulable in place of the one that was just taken, which waits again; None if none waits."""
+        """Take another one in place of the one just taken, which waits again; None if no other is eligible."""
         held = self.current
         assert held is not None  # noqa: S101  # it was taken
         self.current = None
         other = self.take(now)
-        while other is None and self._waiting:  # without the one that is held, all may be ahead
-            found = self._live(heappop(self._waiting))
-            if found is None:
-                self._drop_stale()
-            else:
-                self._stale -= 1  # `start` counts the entry that was popped here
-                self.start(found, now)
-                other = found
         if other is None:
             self.current = held
         else:

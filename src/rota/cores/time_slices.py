@@ -25,7 +25,6 @@ from rota.cores.records import NORMAL, ContextRecord, CoreRecord, Entity, GroupN
 from rota.cores.runqueue import RunQueue, Schedulable
 from rota.cores.telemetry import Counters
 from rota.model.lifecycle import ContextState, EntityState
-from rota.policy.virtual_time import charged
 
 __all__ = ["TimeSlices", "add_runtime", "slice_start_ns"]
 
@@ -169,10 +168,9 @@ class TimeSlices:
         if payer.throttled:
             self._timers.set(payer, now)
 
-    @staticmethod
-    def _charge_urged(donor: Entity, ran_ns: int) -> None:
+    def _charge_urged(self, donor: Entity, ran_ns: int) -> None:
         """A share ran ahead, for one that waits for it: it pays all the same, and returns to its band in time."""
-        donor.virtual_time = charged(donor.virtual_time, ran_ns, donor.weight)
+        self._queues.charge_outside(donor, ran_ns)
         details = donor.details
         details.urged_ns = max(0, details.urged_ns - ran_ns)
         if not details.urged_ns:
