@@ -29,9 +29,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import psycopg
+
 from tests.short_folders import SHORT, short_folder
 
-__all__ = ["PostgresServer", "binaries", "shared_dsn"]
+__all__ = ["PostgresServer", "binaries", "own_schema", "shared_dsn"]
 
 DSN_VARIABLE = "ROTA_TEST_PG_DSN"
 USER = "rota"
@@ -221,6 +223,15 @@ def shared_dsn() -> str:
     if os.getpid() not in _shared:
         _shared[os.getpid()] = _join(_run_folder())
     return _shared[os.getpid()]
+
+
+@contextlib.contextmanager
+def own_schema(prefix: str) -> Iterator[str]:
+    """The URL of a schema that does not exist yet, for a test that must not share one. It is dropped at the end."""
+    dsn, schema = shared_dsn(), f"{prefix}_{os.getpid()}"  # tests run side by side at one server
+    yield f"{dsn}{'&' if '?' in dsn else '?'}schema={schema}"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
 
 
 def _run_folder() -> Path:

@@ -14,7 +14,7 @@ from rota.cli.database_checks import _findings, examine_server
 from rota.store.postgres_engine import turn_key
 from rota.store.postgres_health import DeadRows, ServerHealth, ServerSession
 from tests.cli.shell import Shell, make_shell
-from tests.postgres_server import shared_dsn
+from tests.postgres_server import own_schema, shared_dsn
 
 GOOD = ServerHealth(
     shown="db/fleet?schema=rota", schema="rota", schema_version="115", version="17.2", is_standby=False, fsync=True,
@@ -26,11 +26,8 @@ GOOD = ServerHealth(
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    dsn = shared_dsn()
-    schema = "rota_doctor"
-    yield f"{dsn}{'&' if '?' in dsn else '?'}schema={schema}"
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+    with own_schema("rota_doctor") as made:
+        yield made
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def test_a_short_turn_is_no_trouble() -> None:
 
 def test_a_real_server_is_examined_and_the_holder_of_the_turn_is_named(url: str) -> None:
     with contextlib.closing(psycopg.connect(shared_dsn(), application_name="a stuck one")) as stuck:
-        stuck.execute("SELECT pg_advisory_xact_lock(%s::bigint)", (turn_key("rota_doctor"),))
+        stuck.execute("SELECT pg_advisory_xact_lock(%s::bigint)", (turn_key(url.rpartition("=")[2]),))
         health, _ = examine_server(url)
         assert health.turn is not None
         assert (health.turn.pid, health.turn.name) == (stuck.info.backend_pid, "a stuck one")
@@ -101,7 +98,7 @@ def test_an_inactive_slot_is_found(url: str) -> None:
 
 def test_the_command_shows_server_store_and_work(rota: Shell, url: str) -> None:
     before = rota("doctor", "--store", url)
-    assert "the schema rota_doctor has no rota" in before.out
+    assert f"the schema {url.rpartition('=')[2]} has no rota" in before.out
     assert rota("agents", "create", "coder", "--store", url).code == 0
     told = rota("doctor", "--store", url)
     assert "PostgreSQL 1" in told.out

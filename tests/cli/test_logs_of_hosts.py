@@ -6,7 +6,6 @@ another name and another state folder.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import socket
@@ -28,7 +27,7 @@ from tests.cli.shell import Shell, make_shell
 from tests.daemon.harness import Process, make_token
 from tests.daemon.test_tls import Certificates, make_certificates
 from tests.mcp.clients import desk_at
-from tests.postgres_server import shared_dsn
+from tests.postgres_server import own_schema
 
 THERE = socket.gethostname()
 
@@ -42,8 +41,6 @@ class Hosts(NamedTuple):
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    dsn, schema = shared_dsn(), f"rota_hosts_{os.getpid()}"  # tests run side by side at one server
-
     def go(host: str) -> None:
         monkeypatch.setattr("rota.store.postgres.socket.gethostname", lambda: host)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / host))
@@ -51,11 +48,9 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     go(THERE)
     for name in ("ROTA_CA_FILE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    url = f"{dsn}{'&' if '?' in dsn else '?'}schema={schema}"
-    monkeypatch.setenv("ROTA_STORE", url)
-    yield Hosts(url, go)
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+    with own_schema("rota_hosts") as url:
+        monkeypatch.setenv("ROTA_STORE", url)
+        yield Hosts(url, go)
 
 
 @pytest.fixture

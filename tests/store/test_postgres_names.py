@@ -6,7 +6,6 @@ Specific, because a file belongs to one host (fleet/worker_lock.py), and is migr
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,17 +20,14 @@ from rota.service.dispatcher import Dispatcher
 from rota.store import migrations, postgres_engine, postgres_opening, postgres_schema
 from rota.store.postgres import PostgresStore
 from rota.store.postgres_engine import turn_key
-from tests.postgres_server import shared_dsn
+from tests.postgres_server import own_schema, shared_dsn
 from tests.store.world import PATIENCE_S, Caller
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """A new schema on the server of this run."""
-    schema = f"names_{uuid.uuid4().hex[:12]}"
-    yield f"{shared_dsn()}&schema={schema}"
-    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
+    with own_schema("names") as made:
+        yield made
 
 
 @contextlib.contextmanager
@@ -68,10 +64,14 @@ def test_an_id_is_refused_while_another_process_holds_it(url: str) -> None:
 
 
 def test_an_id_is_per_schema(url: str) -> None:
-    with opened(url) as one, opened(f"{url}_2") as other, one.hold_worker_id("box"), other.hold_worker_id("box"):
+    with (
+        own_schema("other_names") as second,
+        opened(url) as one,
+        opened(second) as other,
+        one.hold_worker_id("box"),
+        other.hold_worker_id("box"),
+    ):
         other.write(lambda tx: tx.foreign_version)
-    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA {url.rpartition('=')[2]}_2 CASCADE".encode())
 
 
 def test_an_id_is_taken_again_after_the_session_was_lost(url: str) -> None:

@@ -10,11 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import psycopg
-
 from rota.rpc.daemon.runtime_dir import DaemonInfo, find_daemon
 from tests.daemon.harness import make_token
-from tests.postgres_server import shared_dsn
+from tests.postgres_server import own_schema
 
 PATIENCE_S = 60.0
 ROTA = (sys.executable, "-m", "rota")
@@ -54,10 +52,8 @@ def door(kind: str, store: Path) -> Iterator[dict[str, str]]:
     if kind == "file":
         yield {"STORE": str(store)}
     elif kind == "postgres":
-        schema = f"story_{os.getpid()}"
-        yield {"STORE": f"{shared_dsn()}&schema={schema}"}
-        with psycopg.connect(shared_dsn(), autocommit=True) as connection:
-            connection.execute(f"DROP SCHEMA {schema} CASCADE".encode())
+        with own_schema("story") as url:
+            yield {"STORE": url}
     else:
         with daemon_of(store) as daemon:
             address = next(each for each in daemon.addresses if each.startswith(kind))

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from rota import Rota, store
 from rota.kernel import Kernel, KernelState, ScheduleSpec
 from rota.model.events import Event
 from rota.rpc import connect
-from tests.postgres_server import PostgresServer, shared_dsn
+from tests.postgres_server import PostgresServer, own_schema
 from tests.stories.processes import daemon_of, run_rota
 from tests.stories.two_hosts import CAP, TOKENS, Network, register, supervisor, until
 
@@ -115,10 +114,8 @@ def _check(kernel: Kernel, jobs: list[int], cut_off: int, extra: int) -> None:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    dsn, schema = shared_dsn(), f"rota_story_{os.getpid()}"
-    yield f"{dsn}{'&' if '?' in dsn else '?'}schema={schema}"
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
+    with own_schema("rota_story") as made:
+        yield made
 
 
 FLEET = """

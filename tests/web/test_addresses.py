@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -17,7 +15,7 @@ from rota.model.work import ScheduleSpec
 from rota.rpc import connect
 from rota.store.author import process_user
 from tests.daemon.test_tls import make_certificates
-from tests.postgres_server import shared_dsn
+from tests.postgres_server import own_schema
 from tests.web.harness import Board, Process, no_problems
 from tests.web.made import agent, queued
 
@@ -55,18 +53,8 @@ def test_over_tls_at_a_daemon_over_https_people_sign_in_with_tokens(browser: Bro
         daemon.stop()
 
 
-@contextlib.contextmanager
-def a_schema() -> Iterator[str]:
-    """Yield the address of an empty PostgreSQL database."""
-    name, dsn = "web_dashboard", shared_dsn()
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
-        yield f"{dsn}{'&' if '?' in dsn else '?'}schema={name}"
-        connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
-
-
 def test_a_database_is_opened_with_the_rights_of_its_user(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    with a_schema() as address, contextlib.closing(store.open(address)) as opened:
+    with own_schema("web_dashboard") as address, contextlib.closing(store.open(address)) as opened:
         kernel = Kernel(opened)
         pid = kernel.agents.create("in-postgres")
         sched_id = kernel.queue.enqueue(ScheduleSpec(pid, runnable_at=4e9))
