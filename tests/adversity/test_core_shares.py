@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from rota.cores.accounts import LatencyClass
 from tests.adversity.conftest import Rounds
 from tests.cores.fluid import Hog
 from tests.cores.test_rings import Groups, Order, Rings
@@ -44,6 +45,17 @@ def test_random_mixes_stay_within_two_percent_of_their_shares(rounds: Rounds) ->
         cores, hogs, groups = random_mix(seed)
         try:
             check_shares(cores, hogs, groups)
+        except AssertionError as problem:
+            raise AssertionError(f"seed {seed}: {problem}") from problem
+
+
+def test_random_mixes_of_latency_classes_stay_within_two_percent_of_their_shares(rounds: Rounds) -> None:
+    for seed in rounds(2):
+        rng = random.Random(seed)
+        classes: tuple[LatencyClass, ...] = rng.choice([("sensitive", "normal", "batch"), ("sensitive", "batch")])
+        cores, hogs, groups = random_mix(seed)
+        try:
+            check_shares(cores, [hog._replace(latency=rng.choice(classes)) for hog in hogs], groups)
         except AssertionError as problem:
             raise AssertionError(f"seed {seed}: {problem}") from problem
 

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from rota.cores.accounts import LatencyClass
+
 EPSILON = 1e-9
 HALVINGS = 40
 SLACK = 1e-6
@@ -29,6 +31,7 @@ class Hog(NamedTuple):
     weight: float
     group: str | None = None
     cores: tuple[int, ...] = ()  # empty: every core
+    latency: LatencyClass = "normal"  # the ideal knows no slices
 
 
 def ideal_rates(core_count: int, hogs: Sequence[Hog], groups: Mapping[str, float]) -> dict[str, float]:

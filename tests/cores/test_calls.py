@@ -279,7 +279,7 @@ def test_the_caller_of_the_highest_band_is_served_first() -> None:
     assert harness.engine.entity(server).paying == 1  # it serves the critical one, before the one that came earlier
 
 
-def test_a_critical_caller_urges_the_call_in_progress_and_does_not_pay_for_it() -> None:
+def test_a_critical_caller_urges_the_call_in_progress_within_its_own_reservation() -> None:
     """The server works for an ordinary caller beside three hogs; once a critical one waits, nothing delays it."""
     harness = EngineHarness()
     ordinary, server = harness.one(), harness.one(awake=False)
@@ -300,7 +300,7 @@ def test_a_critical_caller_urges_the_call_in_progress_and_does_not_pay_for_it() 
     assert harness.engine.entity(server).paying == 1  # now it serves the critical one, which pays
     harness.send(Reply(server))
     assert harness.engine.running(0) == critical
-    assert harness.engine.context(1).remaining == 5 * MS
+    assert harness.engine.context(1).remaining == 2 * MS  # what the call took of it while it was urged
     ran = harness.runtime(ordinary) + harness.runtime(server)
     harness.block(critical)
     harness.until(60 * MS)
@@ -326,6 +326,79 @@ def test_a_server_that_does_not_reply_is_urged_no_longer_than_the_budget_of_the_
     harness.send(CallEntity(critical, server))
     harness.until(103 * MS)  # for 30 ms of these it was urged, and that is charged to its share
     assert harness.runtime(hog) == pytest.approx(50 * MS, abs=4 * MS)
+
+
+def test_a_caller_that_urges_takes_nothing_from_another_reservation() -> None:
+    """Both reserve 45 of 100 ms. One waits for a call of 44 ms and then works itself: it is late, the other is not."""
+    harness = EngineHarness()
+    ordinary, server = harness.one(), harness.one(awake=False)
+    harness.send(CallEntity(ordinary, server))
+    calls, works = harness.spawn(2, awake=False)
+    harness.bind(harness.context(45, 100, criticality="high", core_mask=1, relative_deadline=90 * MS), calls)
+    harness.bind(harness.context(45, 100, criticality="high", core_mask=1), works)
+    harness.send(Wake(calls))
+    harness.send(CallEntity(calls, server))
+    harness.send(Wake(works))
+    harness.until(44 * MS)
+    assert harness.engine.running(0) == server
+    harness.send(Reply(server))
+    harness.send(Reply(server))
+    harness.until(90 * MS)
+    assert harness.runtime(calls) == 1 * MS  # the rest of its reservation
+    assert harness.runtime(works) == 45 * MS
+    assert harness.engine._contexts.get(1).used == 1 * MS  # the ordinary caller paid for its own call
+
+
+@pytest.mark.parametrize(("mask", "urged"), [(0b11, True), (0b10, False)])
+def test_a_call_is_urged_only_where_the_waiting_caller_has_its_reservation(mask: int, urged: bool) -> None:
+    harness = EngineHarness(cores=2)
+    ordinary, server = harness.one(core_mask=0b10), harness.one(awake=False, core_mask=mask)
+    harness.send(CallEntity(ordinary, server))
+    harness.spawn(3, core_mask=0b10)
+    critical = harness.one(awake=False)
+    harness.bind(harness.context(5, 20, criticality="critical", core_mask=0b01), critical)
+    harness.until(4 * MS)
+    harness.send(Wake(critical))
+    harness.send(CallEntity(critical, server))
+    harness.until(8 * MS)
+    assert (harness.engine.running(0) == server) is urged
+
+
+def test_a_call_is_not_urged_for_a_caller_that_no_longer_waits() -> None:
+    """It waited for one that waited itself, and that one has ended: the call in progress there goes on as before."""
+    harness = EngineHarness(cores=2)
+    ordinary, last = harness.one(core_mask=0b01), harness.one(awake=False)
+    harness.send(CallEntity(ordinary, last))
+    hog = harness.one(core_mask=0b01)
+    middle = harness.one(core_mask=0b10)
+    harness.send(CallEntity(middle, last))
+    critical = harness.one(awake=False)
+    harness.bind(harness.context(50, 100, criticality="critical", core_mask=0b01), critical)
+    harness.until(3 * MS)
+    harness.send(Wake(critical))
+    harness.send(CallEntity(critical, middle))
+    harness.until(4 * MS)
+    assert harness.engine.running(0) == last
+    harness.send(ExitEntity(middle))
+    harness.block(critical)
+    before = harness.runtime(hog)
+    harness.until(104 * MS)
+    assert harness.runtime(hog) - before > 45 * MS
+
+
+def test_a_context_for_a_call_path_pays_from_when_it_is_bound() -> None:
+    """The caller's own was revoked during the call, so the callee waits."""
+    harness = EngineHarness()
+    caller, server = harness.one(needs_context=True, awake=False), harness.one(awake=False)
+    own, path = harness.context(9, 10), harness.context(9, 10)
+    harness.bind(own, caller)
+    harness.send(Wake(caller))
+    harness.send(CallEntity(caller, server))
+    harness.send(Revoke(own))
+    harness.until(20 * MS)
+    assert harness.running() == [None]
+    harness.apply(harness.engine.bind_path(path, server))
+    assert harness.running() == [server]
 
 
 @pytest.mark.parametrize("who", ["the waiting caller", "the served caller", "the server"])

@@ -231,6 +231,19 @@ def test_demote_continues_in_the_background_until_the_refill() -> None:
     assert harness.runtime(rival) >= 45 * MS
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_who_is_demoted_again_and_again_keeps_its_debt(cores: int) -> None:
+    """Its lag in the background is another one: it used to come back without debt, and had 80 % for 50 %."""
+    harness = EngineHarness(cores=cores)
+    hogs = harness.spawn(cores)
+    demoted = harness.one(awake=False, latency_class="batch")
+    harness.bind(harness.context(12, 13, overrun="demote"), demoted)
+    harness.send(Wake(demoted))
+    harness.until(2000 * MS)
+    assert harness.runtime(demoted) / harness.now == pytest.approx(cores / (cores + 1), abs=0.04)
+    assert all(harness.runtime(hog) / harness.now > cores / (cores + 1) - 0.04 for hog in hogs)
+
+
 def test_notify_continues_in_the_normal_band_until_the_refill() -> None:
     harness = EngineHarness()
     worker, rival = harness.one(), harness.one()

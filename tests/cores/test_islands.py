@@ -11,6 +11,7 @@ import pytest
 from rota.cores import Capacity, CoresEngine, CpuIsolationLease, Handle, IslandPlan, RealtimeIsland, SchedulingContext
 from rota.cores.events import (
     Block,
+    CallEntity,
     CoreOffline,
     CoreTick,
     IslandStateChanged,
@@ -314,6 +315,31 @@ def test_an_overrun_stops_all_of_the_island() -> None:
     assert harness.runtime(bystander) > 95 * MS
     with pytest.raises(StaleHandle):
         harness.engine.bind(handles[2], sound)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("how", ["start", "stop", "revoke"])
+def test_who_waits_for_an_island_to_start_waits_no_longer_than_that(how: str, answers: bool) -> None:
+    """Also if it answers a call meanwhile: then it is the share of its caller that waits."""
+    harness = EngineHarness()
+    island = RealtimeIsland(island_id=1, name="i", contexts=(1,), overrun="degrade", shutdown="immediate")
+    plan = IslandPlan(island=island, contexts=(harness.spec(1, 10, criticality="high", core_mask=1),))
+    handles, decided = harness.engine.admit_island(plan)
+    harness.apply(decided)
+    bound = harness.one(awake=False)
+    if answers:
+        harness.send(CallEntity(harness.one(), bound))
+    harness.bind(handles[1], bound)
+    if not answers:
+        harness.send(Wake(bound))
+    harness.until(100 * MS)
+    assert harness.runtime(bound) == 0
+    if how == "start":
+        harness.apply(harness.engine.start_island(1))
+    else:
+        harness.send(StopIsland(1) if how == "stop" else Revoke(harness.engine._contexts.get(1).handle))
+    harness.until(200 * MS)
+    assert harness.runtime(bound) >= (9 * MS if how == "start" and not answers else 99 * MS)
 
 
 def test_a_degraded_island_continues_without_reservations() -> None:

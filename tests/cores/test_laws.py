@@ -86,7 +86,7 @@ class RandomRun:
             (6, lambda: self.apply(self.engine.bind(self.handle(), self.entity()))),
             (1, lambda: self.apply(self.engine.unbind(self.entity()))),
             (2, lambda: self.apply(self.engine.bind_group(self.handle(), self.group()))),
-            (1, lambda: self.engine.bind_path(self.handle(), self.entity())),
+            (1, lambda: self.apply(self.engine.bind_path(self.handle(), self.entity()))),
             (2, lambda: self.step(Revoke(self.handle()))),
             (1, lambda: self.step(Acknowledge(self.handle()))),
             (2, self.adjust),

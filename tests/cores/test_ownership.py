@@ -98,7 +98,7 @@ def test_stealing_looks_into_a_bounded_number_of_queues_and_entities() -> None:
         engine.step(CoreTick(core), 0)
     tried = engine.counters.steals_tried
     assert engine.step(Block(alone), MS) == [Idle(99)]
-    assert engine.counters.steals_tried - tried == STEAL_TRIES_MAX
+    assert engine.counters.steals_tried - tried == 2 * STEAL_TRIES_MAX  # for the normal band, then the background
     assert STEAL_LOOKS_MAX < 20
 
 
@@ -152,6 +152,19 @@ def test_a_changed_mask_moves_waiting_and_running_entities() -> None:
 
 
 # --- cores that go away --------------------------------------------------------------------------
+
+
+def test_a_core_that_was_offline_asks_to_choose_again_whatever_it_had_asked_before() -> None:
+    """It asked, went offline before the driver's tick, and came back: it used to count as having asked for ever."""
+    engine = CoresEngine(cores=2)
+    engine.step(Wake(engine.spawn(core_mask=0b01)), 0)
+    engine.step(CoreTick(0), 0)
+    pinned = engine.spawn(core_mask=0b10)
+    assert engine.step(Wake(pinned), 0) == [Reschedule(1)]
+    engine.step(CoreOffline(1), 0)
+    assert engine.step(CoreTick(1), 0) == ()
+    assert Reschedule(1) in engine.step(CoreOnline(1), MS)
+    assert engine.step(CoreTick(1), MS) == [RunEntity(1, pinned, 4 * MS)]
 
 
 def test_an_offline_core_gives_its_entities_to_the_others() -> None:

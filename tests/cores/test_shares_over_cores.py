@@ -1,8 +1,8 @@
 """Shares follow weights over all cores of a set: the engine beside the fluid ideal of `fluid`, which knows no engine.
 
 **The global bound** (stated in `rota.cores.placement`): in any window, an entity without a group, and a group as a
-whole, gets its max-min share of all cores it may use, to within 2 % and `SLICES` slices (a group: one more for each
-core that it can use at once). `tests/adversity/test_core_shares.py` checks it on random mixes.
+whole, gets its max-min share of all cores it may use, to within 2 % and `SLICES` slices of the longest class (a group:
+one more for each core that it can use at once). `tests/adversity/test_core_shares.py` checks it on random mixes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from functools import partial
 import pytest
 
 from rota.cores import CoresEngine
+from rota.cores.accounts import LATENCY_CLASSES, LatencyClass
+from rota.cores.events import ExitEntity, Wake
 from rota.sim.simulation import Simulation
 from rota.sim.threads import HogThread
 from tests.cores.fluid import Hog, ideal_rates
+from tests.cores.harness import EngineHarness
 
 MS = 1_000_000
 SLICE = 3 * MS
@@ -33,7 +36,9 @@ def measured(
     entities = {}
     for hog in hogs:
         mask = sum(1 << core for core in hog.cores)
-        entities[hog.name] = engine.spawn(weight=round(hog.weight * 1000), group=hog.group, core_mask=mask)
+        entities[hog.name] = engine.spawn(
+            weight=round(hog.weight * 1000), group=hog.group, core_mask=mask, latency_class=hog.latency
+        )
         simulation.add(HogThread(hog.name, entities[hog.name], random.Random(0)))
     simulation.run(from_ms * MS)
     before = {name: engine.account(entity, simulation.now).runtime_ns for name, entity in entities.items()}
@@ -43,13 +48,14 @@ def measured(
     return {name: float(after[name] - before[name]) for name in entities}, engine
 
 
-SLICES = 6  # of the normal class: the limit on imbalance, what may be forgiven, and slices in progress
+SLICES = 6  # of the normal class, or of the longest: the limit on imbalance, what may be forgiven, slices in progress
 
 
 def check_shares(core_count: int, hogs: Sequence[Hog], groups: Mapping[str, float], *, from_ms: int = 0) -> CoresEngine:
     """Run for 2 s and compare every competitor with the ideal; return the engine."""
     got, engine = measured(core_count, hogs, groups, from_ms=from_ms, until_ms=from_ms + 2_000)
     rates = ideal_rates(core_count, hogs, groups)
+    longest = max(SLICE, *(LATENCY_CLASSES[hog.latency] for hog in hogs))
     competitors: dict[str, list[str]] = {}
     for hog in hogs:
         competitors.setdefault(hog.group or hog.name, []).append(hog.name)
@@ -57,7 +63,7 @@ def check_shares(core_count: int, hogs: Sequence[Hog], groups: Mapping[str, floa
         used = sum(got[member] for member in members)
         ideal = sum(rates[member] for member in members) * 2_000 * MS
         at_once = min(core_count, len(members)) - 1
-        allowed = 0.02 * ideal + (SLICES + at_once) * SLICE
+        allowed = 0.02 * ideal + (SLICES + at_once) * longest
         assert abs(used - ideal) <= allowed, f"{name} got {used / ideal:.3f} of its share ({used:,.0f} ns)"
     return engine
 
@@ -93,6 +99,46 @@ def test_in_the_ideal_pinned_hogs_share_their_core_and_the_others_the_rest() -> 
 
 def test_three_equal_hogs_on_two_cores_get_two_thirds_each() -> None:
     assert shares(2, [Hog("a", 1), Hog("b", 1), Hog("c", 1)], {}) == pytest.approx([66.7] * 3, abs=0.5)
+
+
+@pytest.mark.parametrize(("cores", "latency"), [(2, "batch"), (3, "batch"), (8, "batch"), (3, "normal"), (8, "normal")])
+def test_who_has_shorter_slices_than_all_others_gets_its_share_too(cores: int, latency: LatencyClass) -> None:
+    """It is owed a long slice of the others whenever it moves. By its own slice, it had 44 % of a core for 67 %."""
+    hogs = [Hog("short", 1, latency="sensitive"), *(Hog(f"h{n}", 1, latency=latency) for n in range(cores))]
+    assert shares(cores, hogs, {}) == pytest.approx([100 * cores / (cores + 1)] * (cores + 1), abs=1.5)
+
+
+def test_members_of_a_group_share_by_weight_whatever_their_classes() -> None:
+    hogs = [Hog("short", 1, "all", latency="sensitive"), *(Hog(f"m{n}", 1, "all", latency="batch") for n in range(3))]
+    assert shares(3, hogs, {"all": 1}) == pytest.approx([75] * 4, abs=3)
+
+
+def test_who_runs_beside_slices_of_a_hundred_milliseconds_gets_its_share() -> None:
+    """A core is that far behind within one slice: it is not forgiven before."""
+    engine = CoresEngine(cores=4)
+    simulation = Simulation(engine, observe=False)
+    entities = [engine.spawn(slice_ns=slice_ns) for slice_ns in (SLICE, *4 * (100 * MS,))]
+    for entity in entities:
+        simulation.add(HogThread(f"h{entity}", entity, random.Random(0)))
+    simulation.run(4_000 * MS)
+    got = [engine.account(entity, simulation.now).runtime_ns / (40 * MS) for entity in entities]
+    assert got == pytest.approx([80] * 5, abs=3)
+
+
+def test_the_background_does_not_run_while_the_normal_band_waits_on_another_core() -> None:
+    harness = EngineHarness(cores=2)
+    background = harness.one(awake=False)
+    harness.bind(harness.context(10, 10, criticality="background"), background)
+    hogs = harness.spawn(3)
+    harness.send(Wake(background))
+    core = harness.engine.entity(background).core
+    while len(alone := [hog for hog in hogs if harness.engine.entity(hog).core == core]) != 1:
+        harness.until(harness.now + MS)
+    harness.send(ExitEntity(alone[0]))  # two hogs are left, both on the other core
+    before = harness.runtime(background)
+    harness.until(harness.now + 500 * MS)
+    assert harness.runtime(background) - before <= SLICE  # the slice in which the other one came
+    assert [harness.engine.running(core) for core in (0, 1)].count(background) == 0
 
 
 def test_a_process_of_twenty_threads_gets_as_much_as_a_process_of_one() -> None:

@@ -104,6 +104,11 @@ class BudgetMeter:
         if used:
             self._settle(used, at, now)
 
+    def set_aside(self, amount: int, at: int, now: int) -> None:
+        """Take `amount` away as `settle` does, for something that another meter is charged for."""
+        self.settle(amount, at, now)
+        self.used -= amount
+
     def refill(self, now: int) -> None:
         """Apply the refills that are due."""
         earlier = self._earlier

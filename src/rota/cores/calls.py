@@ -17,9 +17,10 @@ only the *payment* is the caller's.
 An entity waits for at most one reply, so waiting entities form chains; a call that would close a cycle is refused. A
 busy callee queues its callers; their shares are unused meanwhile. The caller of the highest band is served first, and
 first come, first served within a band. A caller of a band above normal also *urges* the call in progress: until the
-reply, the callee runs in the waiting caller's band and by its deadline, still paid by the caller that it serves, and at
-most for as long as the waiting caller's budget. So a critical caller waits for one request of another caller, and not
-for other entities that compete with that caller.
+reply, the callee runs in the waiting caller's band and by its deadline, on the core of its reservation, still paid by
+the caller that it serves. What it uses there is also taken from the waiting caller's reservation, so other reservations
+lose nothing, and it ends with that. So a critical caller waits for one request of another caller, and not for other
+entities that compete with that caller.
 
 If the callee ends, its callers continue with an error. If the caller ends, its share ends too: the callee continues on
 its own share, and its reply goes nowhere.
@@ -36,7 +37,7 @@ from rota.cores.placement import Placement
 from rota.cores.queues import Queues
 from rota.cores.records import NORMAL, CallRecord, CoreRecord, Entity
 from rota.cores.runqueue import RunQueue
-from rota.cores.time_slices import add_runtime, slice_start_ns
+from rota.cores.time_slices import TimeSlices, add_runtime, slice_start_ns
 from rota.errors import DonationCycle, LimitExceeded
 from rota.model.lifecycle import EntityState
 
@@ -52,10 +53,12 @@ _WANT_A_CORE = (EntityState.READY, EntityState.RUNNING, EntityState.THROTTLED)
 class Calls:
     """Every call in progress."""
 
-    def __init__(self, queues: Queues, placement: Placement, scheduler: CoreScheduler) -> None:
+    def __init__(self, queues: Queues, placement: Placement, slices: TimeSlices, scheduler: CoreScheduler) -> None:
         self._queues = queues
         self._placement = placement
+        self._slices = slices
         self._scheduler = scheduler
+        scheduler.serve_next = self._serve_next
 
     def call(self, event: CallEntity, now: int) -> Sequence[Decision]:
         """The running entity calls another one and waits."""
@@ -73,6 +76,7 @@ class Calls:
         self._scheduler.pause(donor, now)
         caller.state = _CALLING
         _waiting_calls(callee).append(record)
+        callee.on_fast_path = False  # when it blocks, it takes the call
         out: list[Decision] = []
         self._urge(callee, now, out)
         out.extend(self._scheduler.dispatch(core, None, now))
@@ -88,16 +92,20 @@ class Calls:
         callee.details.serving = None
         donor, caller = callee.details.donor, record.caller
         out: list[Decision] = []
-        if donor.details.urged_by is not None:
-            donor.details.urged_by, donor.details.payer_changed = None, True  # the band of its own payer applies again
         if caller is None:  # it has ended, and the callee runs on its own share
             core = donor.core
             self._scheduler.pause(donor, now)
+            donor.details.urged_by = None
+            self._queues.choose_payer(donor)
             callee.state = _SLEEPING
             out.extend(self._scheduler.dispatch(core, None, now))
         else:
             caller.details.awaiting = None
             callee.state = _SLEEPING
+            urged_by = self._urged_by(donor)
+            if urged_by is not donor.details.urged_by:
+                self._slices.urge(donor, urged_by, now)
+                donor.details.payer_changed = True  # another band applies
             out.extend(self._transfer(donor, callee, caller, now))
             self._end_donation(callee)
         self._serve_next(callee, now, out)
@@ -172,7 +180,7 @@ class Calls:
             if record.caller is not None:
                 donor = record.caller.details.donor
                 callee.details.serving, callee.details.donor, donor.details.delegate = record, donor, callee
-                callee.on_fast_path = False
+                callee.on_fast_path, callee.details.urged_by = False, None
                 self._queues.choose_payer(donor)
                 self._scheduler.make_ready(donor, now, out)
                 return
@@ -180,21 +188,27 @@ class Calls:
     def _urge(self, callee: Entity | None, now: int, out: list[Decision]) -> None:
         """Let a busy callee run in the band of the most critical caller that waits for it, and so along the chain."""
         for _ in range(CALL_DEPTH_MAX):
-            if callee is None or not callee.details.callers:
+            if callee is None:
                 return
             donor = callee.details.donor
-            first = max(callee.details.callers, key=_band_of).caller
-            urged_by = None if first is None else first.details.donor
-            if urged_by is None or urged_by is donor or urged_by.band <= NORMAL:
-                urged_by = None
-            if urged_by is donor.details.urged_by:
-                return
-            donor.details.urged_by = urged_by
-            payer = None if urged_by is None else urged_by.payer
-            donor.details.urged_ns = 0 if payer is None else payer.budget
-            self._scheduler.update_payer(donor, now, out)
+            urged_by = self._urged_by(donor)
+            if urged_by is not donor.details.urged_by:
+                self._slices.urge(donor, urged_by, now)
+                self._scheduler.update_payer(donor, now, out)
             awaited = donor.details.delegate.details.awaiting  # set if what runs on the share is itself queued
             callee = None if awaited is None else awaited.callee
+
+    @staticmethod
+    def _urged_by(donor: Entity) -> Entity | None:
+        """The most critical share that waits for an entity on a share; None if none is above the normal band."""
+        most, found = NORMAL, None
+        for member in _chain(donor):
+            for record in member.details.callers or ():
+                share = None if record.caller is None else record.caller.details.donor
+                for one in (share, None if share is None else share.details.urged_by):
+                    if one is not None and one.payer is not None and one.payer.band > most:
+                        most, found = one.payer.band, one
+        return found
 
     # --- removal -----------------------------------------------------------------------------------
 
@@ -212,8 +226,7 @@ class Calls:
         for member in _chain(callee):
             member.details.donor = callee
         callee.woken_at_ns = now
-        donor.details.urged_by, callee.details.urged_by = None, donor.details.urged_by
-        callee.details.urged_ns = donor.details.urged_ns
+        donor.details.urged_by = None
         self._queues.choose_payer(callee)
         at = len(out)
         if ran:
@@ -222,6 +235,7 @@ class Calls:
                 self._scheduler.record_preemption(core, delegate, out, at)
         elif wants_core:
             self._scheduler.make_ready(callee, now, out)
+        self._urge(callee, now, out)
 
     def _fail_served(self, callee: Entity, caller: Entity | None, now: int, out: list[Decision]) -> None:
         """A callee ends: the caller that it serves gets its share back and continues with an error."""
@@ -231,9 +245,9 @@ class Calls:
             return  # its caller has ended, and it runs on its own share
         core, ran = donor.core, callee.state is _RUNNING
         left = self._scheduler.withdraw(donor, now)
-        donor.details.urged_by = None
         callee.state = _SLEEPING
         donor.details.delegate, callee.details.donor = caller, callee
+        donor.details.urged_by = self._urged_by(donor)
         self._fail(caller, callee, now, out, left=left)
         if ran:
             out.extend(self._scheduler.dispatch(core, None, now))

@@ -45,7 +45,7 @@ from rota.cores.telemetry import Counters
 from rota.errors import ContextExists, ContextInvalid, ContextUnknown
 from rota.model.budgets import Handle, Refill, SchedulingContext
 from rota.model.checks import Checks
-from rota.model.lifecycle import CONTEXT, ContextState, advance
+from rota.model.lifecycle import CONTEXT, ContextState, EntityState, advance
 from rota.policy.replenishment import available, debt, full
 
 __all__ = ["CONTEXTS_MAX", "SchedulingContexts"]
@@ -119,6 +119,7 @@ class SchedulingContexts:
         """Revoke a context: every handle becomes stale and no binding pays any more."""
         context = self.resolve(handle, "revoke")
         context.state = ContextState(advance(CONTEXT, context.state, "revoke", context.context_id))
+        context.is_started = True  # nothing waits for its island to start any more
         self._handles.revoke(context.handle)
         self._timers.cancel(context)
         del self._by_id[context.context_id]
@@ -201,10 +202,14 @@ class SchedulingContexts:
         self._set_payer(entity, payer)
         demoted = any(context.overrun == "demote" for context in skipped)
         entity.band = BACKGROUND if demoted else NORMAL if payer is None else payer.band
+        self._update_allowed(entity)
         urged_by = entity.details.urged_by
         if urged_by is not None and urged_by.payer is not None:
-            entity.band = max(entity.band, urged_by.band)
-        self._update_allowed(entity)
+            # only there has the one that waits reserved time; a share that waits itself is on no core
+            reserved = entity.details.allowed & urged_by.payer.core_mask
+            if reserved or entity.details.delegate.state is EntityState.CALLING:
+                entity.band = max(entity.band, urged_by.payer.band)
+                entity.details.allowed = reserved or entity.details.allowed
 
     def keeps_payer(self, entity: Entity) -> bool:
         """Whether the same payer applies to a share with its current delegate; if so, update the allowed cores."""

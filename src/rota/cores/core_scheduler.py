@@ -19,7 +19,7 @@ first caller in the chain (see `records.EntityDetails`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -42,7 +42,7 @@ from rota.cores.queues import Queues
 from rota.cores.records import NORMAL, ContextRecord, CoreRecord, Entity
 from rota.cores.runqueue import RunQueue, Schedulable
 from rota.cores.telemetry import Counters
-from rota.cores.time_slices import TimeSlices, slice_start_ns
+from rota.cores.time_slices import TimeSlices, is_urged, slice_start_ns, urged_room_ns
 from rota.errors import EntityIllegalTransition, EntityUnknown, RotaError
 from rota.model.lifecycle import ENTITY, EntityState
 
@@ -76,6 +76,7 @@ class CoreScheduler:
         self._counters = counters
         self._entities = queues.entities
         self.exited_ns = 0  # runtime of entities that have exited
+        self.serve_next: Callable[[Entity, int, list[Decision]], None]  # set by `calls`
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -157,8 +158,11 @@ class CoreScheduler:
         missed = self.stop(entity.details.donor, now)
         entity.voluntary_blocks += 1
         entity.state = _SLEEPING
-        chosen = self.dispatch(core, None, now)
-        return chosen if missed is None else (missed, *chosen)
+        out: list[Decision] = [] if missed is None else [missed]
+        out.extend(self.dispatch(core, None, now))
+        if entity.details.callers and entity.details.serving is None:
+            self.serve_next(entity, now, out)
+        return out
 
     def tick(self, event: CoreTick, now: int) -> Sequence[Decision]:
         """A core chooses again."""
@@ -199,8 +203,16 @@ class CoreScheduler:
     def _wait_for_budget(
         self, donor: Entity, now: int, out: list[Decision], *, left: RunQueue | None, was_running: bool = False
     ) -> None:
-        """A runnable share has no budget: continue on another payer if its overrun policy allows, else throttle it."""
+        """A runnable share has no budget: continue on another payer if its overrun policy allows, else throttle it.
+
+        If only the one that it was urged by has none left, it continues in its own band.
+        """
         payer, delegate = donor.payer, donor.details.delegate
+        if is_urged(donor) and not urged_room_ns(donor, now):
+            donor.details.urged_by = None
+            self._queues.choose_payer(donor)
+            self.make_ready(donor, now, out)
+            return
         if payer is not None:
             self._contexts.deplete(payer, delegate, now, out, was_running=was_running)
             self._queues.choose_payer(donor)
@@ -311,6 +323,12 @@ class CoreScheduler:
 
     # --- changing the payer ---------------------------------------------------------------------------
 
+    def update_payers(self, entities: Iterable[Entity], now: int, out: list[Decision]) -> None:
+        """What pays for some entities may have changed: on their own shares, and on those of their callers."""
+        shares = {one.key: one for entity in entities for one in (entity, entity.details.donor)}
+        for donor in shares.values():
+            self.update_payer(donor, now, out)
+
     def update_payer(self, donor: Entity, now: int, out: list[Decision]) -> None:
         """The payer of a share may have changed: choose it now, or after the current slice, and requeue the share."""
         state = donor.details.delegate.state
@@ -370,8 +388,10 @@ class CoreScheduler:
         waiting = (one for one in chain(context.throttled.values(), context.payees.values()) if one not in running)
         for donor in {one.key: one for one in (*here, *islice(waiting, RELEASES_MAX))}.values():
             self.update_payer(donor, now, out)
-        for entity in list(islice(context.bound_entities.values(), RELEASES_MAX)):
+        bound = list(islice(context.bound_entities.values(), RELEASES_MAX))
+        for entity in bound:
             self._contexts.unbind(entity)
+        self.update_payers((one for one in bound if one.details.donor.payer is None), now, out)
         if context.bound_entities or any(
             one not in running for one in islice(context.payees.values(), len(running) + 1)
         ):

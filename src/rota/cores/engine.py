@@ -104,7 +104,7 @@ class CoresEngine:
         self._scheduler = CoreScheduler(
             self._queues, self._placement, self._contexts, self._slices, timers=self.timers, counters=counters
         )
-        self._calls = Calls(self._queues, self._placement, self._scheduler)
+        self._calls = Calls(self._queues, self._placement, self._slices, self._scheduler)
         self._leases = Leases(self._queues, self._placement, self._contexts, self._scheduler, self.timers)
         self._reservations = Reservations(cores, blocking_ns)
         self._islands = Islands(
@@ -290,9 +290,11 @@ class CoresEngine:
         self._contexts.bind_group(handle, found)
         return self._update_payers(*found.members.values())
 
-    def bind_path(self, handle: Handle, callee: int) -> None:
+    def bind_path(self, handle: Handle, callee: int) -> Sequence[Decision]:
         """Let a context pay for every call to an entity, instead of the caller's context."""
-        self._contexts.bind_path(handle, self._queues.entity(callee))
+        found = self._queues.entity(callee)
+        self._contexts.bind_path(handle, found)
+        return self._update_payers(found)
 
     def adjust(self, handle: Handle, *, budget: int, period: int) -> None:
         """Change the budget and period of a context from its next refill on, if the new values fit."""
@@ -321,9 +323,7 @@ class CoresEngine:
 
     def _update_payers(self, *entities: Entity) -> Sequence[Decision]:
         out: list[Decision] = []
-        for entity in entities:
-            for donor in {entity.key: entity, entity.details.donor.key: entity.details.donor}.values():
-                self._scheduler.update_payer(donor, self._now, out)
+        self._scheduler.update_payers(entities, self._now, out)
         return out
 
     # --- leases and islands ----------------------------------------------------------------------

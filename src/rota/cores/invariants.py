@@ -66,6 +66,9 @@ def _check_owners(queues: Queues) -> None:
         _must(
             owners[donor.key] == runnable, "share {} ({}) has {} owners", donor.key, delegate.state, owners[donor.key]
         )
+        urged_by = entity.details.urged_by
+        waits = urged_by is None or urged_by.details.delegate.state is EntityState.CALLING
+        _must(waits, "share {} is urged by one that does not wait", entity.key)
 
 
 def _check_payments(queues: Queues, contexts: SchedulingContexts, slices: TimeSlices, scheduler: CoreScheduler) -> None:

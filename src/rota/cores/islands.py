@@ -239,8 +239,7 @@ class Islands:
         record.advance("start")
         for context in record.contexts:
             context.is_started = True
-            for entity in self._contexts.entities_of(context):
-                self._scheduler.update_payer(entity, now, out)
+            self._scheduler.update_payers(self._contexts.entities_of(context), now, out)
         return record
 
     def stop(self, record: IslandRecord, now: int, out: list[Decision]) -> None:
@@ -301,8 +300,7 @@ class Islands:
             entity.details.needs_context = _is_fail_stop(record.plan)
         self._contexts.revoke(context.handle)
         self._leases.target_gone(context.context_id, now, out)
-        for entity in {one.key: one for one in (*context.payees.values(), *affected)}.values():
-            self._scheduler.update_payer(entity, now, out)
+        self._scheduler.update_payers((*context.payees.values(), *affected), now, out)
 
     def _end_leases(self, record: IslandRecord, now: int, out: list[Decision]) -> None:
         for handle in record.leases:

@@ -5,8 +5,9 @@ Masks are integers with bit *i* for core *i*, so "an idle core that it may use" 
 **Waking.** An entity goes to an idle core that it may use, preferably its last one; else to its last one; else to the
 least loaded of a few.
 
-**Stealing.** An idle core looks into at most `STEAL_TRIES_MAX` queues of other cores, starting after the one it looked
-into last, and at no more than `STEAL_LOOKS_MAX` entities of each. It takes the most overdue one that may run here.
+**Stealing.** A core without work of the normal band looks into at most `STEAL_TRIES_MAX` fair queues of other cores,
+starting after the one it looked into last, and at no more than `STEAL_LOOKS_MAX` entities of each. It takes the most
+overdue one that may run here. Only if there is none it runs the background: its own, or stolen in the same way.
 
 **Sending.** A core that found nothing does not look again by itself. So an entity whose slice ended and that may run
 on an idle core is sent there: when that core looked, this entity may have been running and could not be stolen.
@@ -28,7 +29,9 @@ An entity that blocks keeps its lag to the *common time* of all cores (`common_t
 This needs cores that can be compared. Two are *apart* if one falls behind and those that wait there may not come to the
 other one: then both count lag by their own time for `APART_NS`. So does a core that was not compared for that long.
 
-A moved entity keeps its common time, with a lag of at most `LAG_SLICES_MAX` slices on its new core.
+A moved entity keeps its common time, with a lag of at most `LAG_SLICES_MAX` slices on its new core: of the longest
+slice that any entity has, because so long it may have waited for its turn. By its own slice, a sensitive entity among
+ones of the class batch would lose with every move what they owe it.
 
 *A group has one virtual time* over all cores: what it uses on one core is charged to it on the others before they run
 it. So a process of twenty threads competes as one also over several cores. When a group is picked on a core, the member
@@ -36,12 +39,12 @@ that is furthest behind comes there. If that member runs elsewhere, the group wa
 behind or all others here are ahead.
 
 *What cannot be used is not owed.* A heavy entity alone on its core, or a core crowded by pinned ones, falls behind for
-good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. It is
-not forgotten if those that wait there may go to a third core, which owes it to them: cores 0 and 1 may be for some
-entities and cores 2 and 3 for others. Where a group runs, it is first charged for what it used on other cores since its
-slice began: until then its core looks further behind than it is. And if it has a member on the core that is ahead,
-nothing is forgotten: that member can use what the group is owed. What was forgotten on all its cores is also forgotten
-when it comes to another one. An entity whose weight is worth a core keeps it alone.
+good: nothing can be moved. Beyond `FORGIVEN_FROM_NS`, or the longest slice, that is forgotten, so that no entity is
+robbed for it later. It is not forgotten if those that wait there may go to a third core, which owes it to them: cores 0
+and 1 may be for some entities and cores 2 and 3 for others. Where a group runs, it is first charged for what it used on
+other cores since its slice began: until then its core looks further behind than it is. And if it has a member on the
+core that is ahead, nothing is forgotten: that member can use what the group is owed. What was forgotten on all its
+cores is also forgotten when it comes to another one. An entity whose weight is worth a core keeps it alone.
 
 *A group that needs all its members keeps them apart.* A group of ten members that is owed nine and a half cores of
 sixteen gets them only if all its members run nearly all the time: what one of them misses, no other can use later. A
@@ -333,7 +336,8 @@ class Placement:
             if running.group.present & core.bit:
                 return  # its members here can use what the group is owed there
         gap = mine.common_time(now) - theirs.common_time(now)
-        kept = FORGIVEN_FROM_NS * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
+        forgiven_from_ns = max(FORGIVEN_FROM_NS, self._queues.longest_slice_ns)
+        kept = forgiven_from_ns * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
         if gap <= kept:
             return
         if self._has_waiting(other):  # they may not come here
@@ -360,11 +364,12 @@ class Placement:
     def _may_come(self, entity: Entity, core: CoreRecord) -> bool:
         return bool(core.bit & self.cores_for(entity) & entity.details.allowed)
 
-    def steal(self, core: CoreRecord, now: int, out: list[Decision]) -> bool:
-        """Move a waiting entity here from another queue; return whether there was one."""
+    def steal(self, core: CoreRecord, now: int, out: list[Decision], *, background: bool) -> bool:
+        """Move a waiting entity of the normal band or the background here; return whether there was one."""
         victims, tries = self.stealable & ~core.bit, 0
+        rotation = core.background_rotation if background else core.steal_rotation
         while victims and tries < STEAL_TRIES_MAX:
-            victim = self._queues.cores[core.steal_rotation.next(victims)]
+            victim = self._queues.cores[rotation.next(victims)]
             victims &= ~victim.bit
             if not self._has_waiting(victim):
                 victim.is_stealable = False
@@ -372,7 +377,7 @@ class Placement:
                 continue  # setting the bit pays for clearing it
             tries += 1
             self._counters.steals_tried += 1
-            entity = self._most_overdue(victim, core)
+            entity = self._most_overdue(victim.background if background else victim.fair, core)
             if entity is not None:
                 self._queues.move(entity, core, now)
                 entity.details.migrations += 1
@@ -459,11 +464,8 @@ class Placement:
     def _has_waiting(core: CoreRecord) -> bool:
         return len(core.fair) > 0 or len(core.background) > 0 or _members_wait(core.fair.current)
 
-    def _most_overdue(self, victim: CoreRecord, thief: CoreRecord) -> Entity | None:
-        for queue in (victim.fair, victim.background):
-            for entity in self._movable(queue, thief.bit, STEAL_LOOKS_MAX):
-                return entity
-        return None
+    def _most_overdue(self, queue: RunQueue, thief: CoreRecord) -> Entity | None:
+        return next(iter(self._movable(queue, thief.bit, STEAL_LOOKS_MAX)), None)
 
     def _movable(self, queue: RunQueue, mask: int, looks_max: int) -> list[Entity]:
         """Entities near the front of a queue that may run on one of some other cores, most overdue first."""

@@ -35,7 +35,7 @@ from rota.policy.virtual_time import SCALE, charged, is_eligible, lag, span
 
 __all__ = ["LAG_SLICES_MAX", "NODES_CHARGED_MAX", "Queues"]
 
-LAG_SLICES_MAX = 4  # the most that an entity is ahead or behind when it comes to another core, in its own slices
+LAG_SLICES_MAX = 4  # the most that an entity is ahead or behind when it comes to another core, in longest slices
 NODES_CHARGED_MAX = 8  # groups that a pick charges for what they used on other cores
 
 
@@ -47,6 +47,7 @@ class Queues:
         self._counters = counters
         self._index_table = IndexTable()  # of entities and group nodes, for the queues
         self._last_key = 0
+        self.longest_slice_ns = 0  # of any entity so far: so long another one may have to wait for its turn
         self.common = CommonTime()  # of all cores: an empty queue starts there
         self.rule: Rule = rule
         self.entities: dict[int, Entity] = {}
@@ -83,6 +84,7 @@ class Queues:
     def add(self, entity: Entity, group: GroupRecord | None) -> None:
         """Add a sleeping entity."""
         self.entities[entity.key] = entity
+        self.longest_slice_ns = max(self.longest_slice_ns, entity.slice_ns)
         self._index_table.add(entity)
         if group is not None:
             group.members[entity.key] = entity
@@ -132,6 +134,7 @@ class Queues:
             and details.donor is entity
             and details.delegate is entity
             and details.slice_began_ns is None
+            and not details.callers
         )
         paid = entity.payer is not None or not needs_context(entity)
         entity.on_fast_path = at_home and alone and paid and entity.band == NORMAL
@@ -155,7 +158,7 @@ class Queues:
         if queue is left:
             queue.enter_at(entity, entity.virtual_time)
         elif left is not None:
-            queue.enter_moved(entity, common_time, LAG_SLICES_MAX * entity.slice_ns, now)
+            queue.enter_moved(entity, common_time, LAG_SLICES_MAX * self.longest_slice_ns, now)
         else:
             if not queue.weight:
                 self.start_at_common_time(queue, entity, now)
@@ -220,7 +223,7 @@ class Queues:
 
     def _node_limit_ns(self, node: GroupNode) -> int:
         """The most that a group may be ahead or behind on one core: it may use every core at once for a slice."""
-        return (LAG_SLICES_MAX + len(self.cores)) * node.slice_ns
+        return LAG_SLICES_MAX * self.longest_slice_ns + len(self.cores) * node.slice_ns
 
     def effective_slice_ns(self, entity: Entity) -> int:
         """The slice length of an entity: its own, and at most that of its group."""
@@ -365,6 +368,7 @@ class Queues:
             entity.home.reweigh(entity, weight, slice_ns, now)
             return
         entity.ahead = entity.ahead * entity.weight // weight
+        entity.details.other_ahead = entity.details.other_ahead * entity.weight // weight
         entity.set_share(weight, slice_ns)
 
     def reweigh_group(self, group: GroupRecord, weight: int, now: int) -> None:
@@ -403,9 +407,18 @@ class Queues:
         entity.core = core
         queue = self._queue(entity)
         if entity.home is not queue:
+            self._keep_lag_of_band(entity)
             entity.home = queue
             entity.virtual_time = queue.time(now).whole + entity.ahead
         return queue
+
+    @staticmethod
+    def _keep_lag_of_band(entity: Entity) -> None:
+        """Lag in the background is not lag in the normal band: an entity that changes between them keeps each."""
+        details, is_background = entity.details, entity.band == BACKGROUND
+        if details.is_background != is_background:
+            details.is_background = is_background
+            entity.ahead, details.other_ahead = details.other_ahead, entity.ahead
 
     def _queue(self, entity: Entity) -> RunQueue:
         """The fair or background queue for an entity on its core."""

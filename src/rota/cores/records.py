@@ -185,16 +185,18 @@ class EntityDetails:
         "delegate",
         "donor",
         "group",
+        "is_background",
         "is_being_killed",
         "latency_class",
         "migrations",
         "needs_context",
+        "other_ahead",
         "payer_changed",
         "serving",
         "skipped_contexts",
         "slice_began_ns",
         "urged_by",
-        "urged_ns",
+        "urged_from_ns",
     )
 
     donor: Entity  # the entity on whose share it runs: itself, unless it answers a call
@@ -216,8 +218,10 @@ class EntityDetails:
         self.awaiting: CallRecord | None = None  # the call whose reply it awaits
         self.callers: deque[CallRecord] | None = None  # calls that wait until it is free
         self.urged_by: Entity | None = None  # a share of a higher band that waits for the entity that runs on this one
-        self.urged_ns = 0  # how long it may still run in that share's band
+        self.urged_from_ns = 0  # since when
         self.migrations = 0
+        self.is_background = False  # whether the queue that it was last in is one of the background
+        self.other_ahead = 0  # `ahead` in the normal band while it is in the background, and the other way round
 
 
 def needs_context(donor: Entity) -> bool:
@@ -327,6 +331,7 @@ class CoreRecord:
     __slots__ = (
         "apart_until_ns",
         "background",
+        "background_rotation",
         "balance_at_ns",
         "balance_rotation",
         "bit",
@@ -373,6 +378,7 @@ class CoreRecord:
         self.idle_since_ns: int | None = 0  # None while an entity runs
         self.idle_ns = 0
         self.steal_rotation = Rotation(core_id)
+        self.background_rotation = Rotation(core_id)
         self.balance_rotation = Rotation(core_id)
         self.bring_rotation = Rotation(core_id)
         self.wait_rotation = Rotation(core_id)

@@ -77,7 +77,7 @@ class Removal:
         if self._placement.online == core.bit:
             raise Refused("the last core cannot go offline", hint="Bring another core online first.", core=core.core_id)
         out: list[Decision] = []
-        core.is_online = False
+        core.is_online = core.reschedule_pending = False  # a request of before is not answered
         self._placement.online &= ~core.bit
         self._placement.idle &= ~core.bit
         self._placement.set_open(self._placement.open & ~core.bit)

@@ -26,7 +26,7 @@ from rota.cores.runqueue import RunQueue, Schedulable
 from rota.cores.telemetry import Counters
 from rota.model.lifecycle import ContextState, EntityState
 
-__all__ = ["TimeSlices", "add_runtime", "slice_start_ns"]
+__all__ = ["TimeSlices", "add_runtime", "is_urged", "slice_start_ns", "urged_room_ns"]
 
 
 class TimeSlices:
@@ -48,20 +48,24 @@ class TimeSlices:
             core.update_ordinary()
             if entity is not None:
                 return entity
-        entity = self._take(core, now, out)
-        if entity is None and core.is_online and self._placement.steal(core, now, out):
-            entity = self._take(core, now, out)
+        return self._take_or_steal(core, core.fair, now, out) or self._take_or_steal(core, core.background, now, out)
+
+    def _take_or_steal(self, core: CoreRecord, queue: RunQueue, now: int, out: list[Decision]) -> Entity | None:
+        """Take the next entity of one queue. What waits in the same one of another core comes before the background."""
+        entity = self._take(core, queue, now, out)
+        background = queue is core.background
+        if entity is None and core.is_online and self._placement.steal(core, now, out, background=background):
+            entity = self._take(core, queue, now, out)
         return entity
 
-    def _take(self, core: CoreRecord, now: int, out: list[Decision]) -> Entity | None:
-        for queue in (core.fair, core.background):
-            for _ in range(MOVES_MAX):
-                taken = queue.take(now)
-                entity = None if taken is None else self.entity_of(core, queue, taken, now, out)
-                if entity is not None:
-                    return entity
-                if taken is None:
-                    break
+    def _take(self, core: CoreRecord, queue: RunQueue, now: int, out: list[Decision]) -> Entity | None:
+        for _ in range(MOVES_MAX):
+            taken = queue.take(now)
+            if taken is None:
+                return None
+            entity = self.entity_of(core, queue, taken, now, out)
+            if entity is not None:
+                return entity
         return None
 
     def entity_of(
@@ -104,8 +108,8 @@ class TimeSlices:
         """Return the maximum length of the next slice; 0 without budget."""
         payer = donor.payer
         want_ns = SLICE_MAX_NS if donor.band > NORMAL else self._queues.effective_slice_ns(donor)
-        if _is_urged(donor):
-            want_ns = min(want_ns, donor.details.urged_ns)
+        if is_urged(donor):
+            want_ns = min(want_ns, urged_room_ns(donor, now))
         if payer is None:
             return 0 if needs_context(donor) else want_ns
         return payer.grant(want_ns, now)
@@ -149,8 +153,8 @@ class TimeSlices:
         donor.details.slice_began_ns = None
         donor.core.current = None
         payer = donor.payer
-        if _is_urged(donor):
-            self._charge_urged(donor, ran_ns)
+        if is_urged(donor):
+            self._charge_urged(donor, ran_ns, now)
         if payer is None or payer.state is ContextState.REVOKED:
             self.best_effort_ns += ran_ns
             return
@@ -168,13 +172,26 @@ class TimeSlices:
         if payer.throttled:
             self._timers.set(payer, now)
 
-    def _charge_urged(self, donor: Entity, ran_ns: int) -> None:
-        """A share ran ahead, for one that waits for it: it pays all the same, and returns to its band in time."""
-        self._queues.charge_outside(donor, ran_ns)
-        details = donor.details
-        details.urged_ns = max(0, details.urged_ns - ran_ns)
-        if not details.urged_ns:
-            details.urged_by, details.payer_changed = None, True
+    def _charge_urged(self, donor: Entity, ran_ns: int, now: int) -> None:
+        """A share ran ahead for one that waits: it pays, and the other has so much less of its reservation left."""
+        if donor.payer is None or donor.payer.band <= NORMAL:
+            self._queues.charge_outside(donor, ran_ns)
+        self._set_aside(donor, now - ran_ns, now)
+        if not urged_room_ns(donor, now):
+            donor.details.urged_by, donor.details.payer_changed = None, True
+
+    def urge(self, donor: Entity, waiting: Entity | None, now: int) -> None:
+        """From now on another share, or none, waits for the call that runs on a share."""
+        if is_urged(donor) and donor.core.current is donor:
+            self._set_aside(donor, slice_start_ns(donor), now)
+        donor.details.urged_by, donor.details.urged_from_ns = waiting, now
+
+    @staticmethod
+    def _set_aside(donor: Entity, began_ns: int, now: int) -> None:
+        waiting = donor.details.urged_by
+        if waiting is not None and waiting.payer is not None:
+            ran_ns = now - max(began_ns, donor.details.urged_from_ns)
+            waiting.payer.set_aside(ran_ns, waiting.woken_at_ns, now)
 
     @staticmethod
     def _overruns(payer: ContextRecord, donor: Entity, ran_ns: int, now: int) -> bool:
@@ -194,9 +211,18 @@ class TimeSlices:
         return LateActivation(entity.key, payer.context_id, lateness_ns)
 
 
-def _is_urged(donor: Entity) -> bool:
+def is_urged(donor: Entity) -> bool:
     """Whether a share runs in the band of another one, which waits for it."""
-    return donor.band > NORMAL and (donor.payer is None or donor.payer.band <= NORMAL)
+    return donor.band > NORMAL and (donor.payer is None or donor.payer.band < donor.band)
+
+
+def urged_room_ns(donor: Entity, now: int) -> int:
+    """How long a share may still run in that band: as long as the other one waits and has reserved time left."""
+    waiting = donor.details.urged_by
+    if waiting is None or waiting.payer is None or waiting.details.delegate.state is not EntityState.CALLING:
+        return 0
+    waiting.payer.refill(now)
+    return max(0, waiting.payer.room)
 
 
 def add_runtime(delegate: Entity, now: int) -> None:
