@@ -279,6 +279,18 @@ def test_the_caller_of_the_highest_band_is_served_first() -> None:
     assert harness.engine.entity(server).paying == 1  # it serves the critical one, before the one that came earlier
 
 
+def test_a_busy_server_that_blocks_takes_the_call_that_waits() -> None:
+    """It works for itself when the call comes, and sleeps before it has looked: nobody else would wake it."""
+    harness = EngineHarness(cores=2)
+    server = harness.one(core_mask=0b01)
+    caller = harness.one(core_mask=0b10)
+    harness.send(CallEntity(caller, server))
+    harness.block(server)
+    assert harness.engine.running(0) == server
+    harness.send(Reply(server))
+    assert harness.engine.running(1) == caller
+
+
 def test_a_critical_caller_urges_the_call_in_progress_within_its_own_reservation() -> None:
     """The server works for an ordinary caller beside three hogs; once a critical one waits, nothing delays it."""
     harness = EngineHarness()

@@ -61,7 +61,7 @@ between both. If a group keeps its cores by mistake there may be no such core. B
 members than cores, is alone on one and its time passes more slowly: the speed is at most that.
 
 **The global bound.** A competitor (an entity without a group, or a group) that stays runnable gets its weighted max-min
-share of the cores, to within 2 % and six slices of the normal class, for a group one more for each core that it can use
+share of the cores, to within 2 % and six slices of the longest class, for a group one more for each core that it can use
 at once. The reason: an entity is within one slice of its core's time (the bound of eevdf, which holds between
 migrations); common times differ by `IMBALANCE_MAX_NS` for each pair of loads, plus the slices in progress until the
 next comparison; what is forgiven adds at most `FORGIVEN_FROM_NS` when the population changes. A simulation beside a
