@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from rota import store
 from rota.clock import SystemClock
@@ -31,6 +32,22 @@ def test_own_parameters_are_split_from_those_of_libpq() -> None:
     assert "sslmode=require" in address.conninfo
     assert "host=a,b" in address.conninfo
     assert parse_url("postgres://host/work").schema == "rota"
+
+
+def test_parameters_of_libpq_reach_it_as_they_are_written() -> None:
+    url = "postgresql://ann@db/work?application_name=a+b%20c&schema=fleet&options=-c%20geqo%3Doff&sslcert=/a%2Bb"
+    settings = conninfo.conninfo_to_dict(parse_url(url).conninfo)
+    assert settings["application_name"] == "a+b c"
+    assert settings["options"] == "-c geqo=off"
+    assert settings["sslcert"] == "/a+b"
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1", "::1]", "fe80::1:5432", "ann:secret@[::1", "db:port"])
+def test_a_host_or_port_that_cannot_be_read_is_refused_in_a_sentence(host: str) -> None:
+    with pytest.raises(InvalidInput, match="the URL of the store cannot be read") as refused:
+        store.open(f"postgresql://{host}/work?schema=rota")
+    assert "secret" not in str(refused.value)
+    assert ("[::1]" in str(refused.value)) == ("::1" in host)
 
 
 def test_no_message_shows_the_password() -> None:

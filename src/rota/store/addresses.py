@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, unquote
 
 from rota.lazy import late
 
@@ -19,12 +19,63 @@ if TYPE_CHECKING:
 else:
     hashlib = late("hashlib")
 
-__all__ = ["SECRET", "has_raw_password", "host_path", "is_postgres", "shown_address", "without_password"]
+__all__ = [
+    "DEFAULT_SCHEMA",
+    "SECRET",
+    "PostgresUrl",
+    "has_raw_password",
+    "host_path",
+    "is_postgres",
+    "shown_address",
+    "without_password",
+]
 
 _DIGEST_CHARS = 10
 _SHOWN_CHARS = 24  # of the schema, for people: the path of a socket may have 107 bytes, and a schema 63
 SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")  # of libpq
-_DEFAULT_SCHEMA = "rota"
+OWN_PARAMETERS = ("schema", "pooler")  # of rota; all others are libpq's
+DEFAULT_SCHEMA = "rota"
+_BARE_IPV6 = re.compile(r"\[?[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*\]?")  # without brackets, or with one of them
+
+
+class PostgresUrl(NamedTuple):
+    """The parts of a URL as they were written. Python's `urlsplit` reads some of them otherwise than libpq."""
+
+    scheme: str
+    place: str  # user, password, hosts and ports
+    path: str
+    query: list[str]  # each `name=value`
+
+    @classmethod
+    def split(cls, url: str) -> PostgresUrl:
+        """Split a URL, however wrong it is."""
+        scheme, _, rest = url.partition("://")
+        before, _, query = rest.partition("?")
+        place, slash, path = before.partition("/")
+        return cls(scheme, place, slash + path, [each for each in query.split("&") if each])
+
+    def text(self) -> str:
+        """Put the parts together again."""
+        query = "&".join(self.query)
+        return f"{self.scheme}://{self.place}{self.path}{'?' if query else ''}{query}"
+
+    def own(self, name: str, default: str) -> str:
+        """Return a parameter, decoded; of several the last counts, as for libpq."""
+        given = [unquote(each.partition("=")[2]) for each in self.query if _name(each) == name]
+        return given[-1] if given else default
+
+    def of_libpq(self) -> PostgresUrl:
+        """Return the URL without rota's own parameters."""
+        return self._replace(query=[each for each in self.query if _name(each) not in OWN_PARAMETERS])
+
+    @property
+    def has_password(self) -> bool:
+        """Whether a message of libpq that quotes from the URL may show a secret."""
+        return ":" in self.place.rpartition("@")[0] or any(_name(each).lower() in SECRET for each in self.query)
+
+
+def _name(parameter: str) -> str:
+    return unquote(parameter.partition("=")[0])
 
 
 def is_postgres(url: str) -> bool:
@@ -43,37 +94,48 @@ def without_password(address: str) -> str:
         return address
     if not is_postgres(address) or has_raw_password(address):  # mistyped: there is no saying where the password is
         return f"{address.partition(':')[0]}://…"
-    parts = urlsplit(address)  # put together by hand: the rest stays as it was written
-    user, at, place = parts.netloc.rpartition("@")
-    kept = [each for each in parts.query.split("&") if unquote_plus(each.partition("=")[0]) not in SECRET]
-    query = "&".join(kept)
-    return f"{parts.scheme}://{user.partition(':')[0]}{at}{place}{parts.path}{'?' if query else ''}{query}"
+    return _without_secrets(PostgresUrl.split(address))
+
+
+def _without_secrets(url: PostgresUrl) -> str:
+    kept: list[str] = []
+    after_secret = False
+    for each in url.query:
+        if "=" in each:
+            after_secret = _name(each).lower() in SECRET
+        if not after_secret:  # else a secret, or the rest of one with an ampersand
+            kept.append(each)
+    user, at, hosts = url.place.rpartition("@")
+    return url._replace(place=f"{user.partition(':')[0]}{at}{hosts}", query=kept).text()
 
 
 def has_raw_password(url: str) -> bool:
-    """Whether a URL seems to have a password with one of `/?#`, which must be percent-encoded: `ann:pass/word@host`."""
+    """Whether a URL seems to have a password that cannot be told from the rest.
+
+    It has one of `/?#`, which must be percent-encoded: `ann:pass/word@host`; or no host follows it: `ann:password`.
+    """
     rest = url.partition("://")[2]
     host = re.sub(r"\[[^]]*\]", "", re.split(r"[/?#]", rest, maxsplit=1)[0])  # without IPv6
     if "@" in host or ":" not in host:
         return False
     has_port = re.search(r":[0-9]*[^0-9,]", host) is None
-    return "@" in (re.split(r"[?#]", rest, maxsplit=1)[0] if has_port else rest)
+    if has_port:
+        return "@" in re.split(r"[?#]", rest, maxsplit=1)[0]
+    return "@" in rest or _BARE_IPV6.fullmatch(host) is None
 
 
 def host_path(url: str) -> str:
     """Return the path beside which this host keeps files for a store: `-logs`, `-daemon`, `-workers` are appended."""
     if not is_postgres(url):
         return os.path.realpath(url)
-    parts = urlsplit(url)
-    given = dict(parse_qsl(parts.query))
-    schema = given.get("schema", _DEFAULT_SCHEMA)
+    parts = PostgresUrl.split(url)
+    schema = parts.own("schema", DEFAULT_SCHEMA)
     # who connects and how does not matter: all users of one schema on one host share these files
     place = [
-        parts.netloc.rpartition("@")[2],
-        *(given.get(name, "") for name in ("host", "port")),
-        parts.path.strip("/") or given.get("dbname", ""),
-        schema,
+        parts.place.rpartition("@")[2],
+        *(parts.own(name, "") for name in ("host", "port")),
+        parts.path.strip("/") or parts.own("dbname", ""),
     ]
-    digest = hashlib.sha256("\0".join(place).encode()).hexdigest()[:_DIGEST_CHARS]
+    digest = hashlib.sha256("\0".join([*place, schema]).encode()).hexdigest()[:_DIGEST_CHARS]
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return str(Path(state, "rota", f"{quote(schema, safe='')[:_SHOWN_CHARS]}-{digest}"))

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import psycopg
 from psycopg import conninfo
@@ -30,7 +29,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import NumericBinaryLoader
 
 from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreError, StoreUnavailable
-from rota.store.addresses import SECRET, has_raw_password
+from rota.store.addresses import DEFAULT_SCHEMA, SECRET, PostgresUrl, has_raw_password
 from rota.store.engine import TransactionLost
 
 __all__ = [
@@ -45,7 +44,6 @@ __all__ = [
     "unavailable",
 ]
 
-DEFAULT_SCHEMA = "rota"
 OLDEST_SERVER = 150_000  # PostgreSQL 15
 CONNECT_S_MAX = 5  # for each host
 TURN_S_MAX = 30.0  # how long a process waits for its turn
@@ -94,24 +92,25 @@ class PostgresAddress(NamedTuple):
 def parse_url(url: str) -> PostgresAddress:
     """Split rota's own parameters from those of libpq, and check them."""
     if has_raw_password(url):
-        text = "the URL of the store cannot be read: it seems to have a password with a slash or a question mark"
+        text = "the URL of the store cannot be read: its port is no number, or its password has one of / ? #"
         raise InvalidInput(text, field="url", hint="Leave the password out: use ~/.pgpass, or write / as %2F.")
-    parts = urlsplit(url)
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    schema, pooler = given.pop("schema", DEFAULT_SCHEMA), given.pop("pooler", "")
+    parts = PostgresUrl.split(url)
+    schema, pooler = parts.own("schema", DEFAULT_SCHEMA), parts.own("pooler", "")
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
         text = f"{schema!r} cannot be a schema: lower-case letters, digits and _ only, at most 63, not pg_…"
         raise InvalidInput(text, field="schema", hint=f"Write ?schema={DEFAULT_SCHEMA} at the end of the URL.")
     if pooler not in ("", "session"):
         raise InvalidInput(f"pooler must be session, not {pooler!r}", field="pooler")
     try:
-        settings: dict[str, Any] = conninfo.conninfo_to_dict(
-            f"{parts.scheme}://{parts.netloc}{parts.path}{'?' if given else ''}{urlencode(given)}"
-        )
+        settings: dict[str, Any] = conninfo.conninfo_to_dict(parts.of_libpq().text())
     except psycopg.Error as problem:
-        has_password = ":" in parts.netloc.rpartition("@")[0]  # then the reason may quote it
-        text = f"the URL of the store cannot be read{'' if has_password else f': {_one_line(problem)}'}"
-        raise InvalidInput(text, field="url", hint="Write postgresql://user@host/database?schema=rota.") from None
+        text = f"the URL of the store cannot be read{'' if parts.has_password else f': {_one_line(problem)}'}"
+        hint = "Write postgresql://user@host/database?schema=rota, and an IPv6 address in brackets: user@[::1]."
+        raise InvalidInput(text, field="url", hint=hint) from None
+    if not all(port.isdecimal() for port in str(settings.get("port") or "").split(",") if port):
+        text = "the URL of the store cannot be read: its port is no number"
+        hint = "Write an IPv6 address in brackets: postgresql://user@[::1]:5432/database?schema=rota."
+        raise InvalidInput(text, field="url", hint=hint)
     host = str(settings.get("host") or settings.get("hostaddr") or "local")
     shown = f"{host if _HOSTS.fullmatch(host) else 'local'}/{settings.get('dbname') or settings.get('user') or ''}"
     return PostgresAddress(conninfo.make_conninfo(**settings), schema, f"{shown}?schema={schema}", pooler == "session")
