@@ -46,6 +46,43 @@ def test_another_store_has_other_files(other: str) -> None:
     assert host_path(other) != host_path(URL)
 
 
+@pytest.mark.parametrize(("one", "other"), [
+    ("postgresql://db/fleet", "postgresql://db:5432/fleet"),
+    ("postgresql://db/fleet", "postgresql://DB/fleet?connect_timeout=9"),
+    ("postgresql://db/fleet", "postgresql:///fleet?host=db"),
+    ("postgresql://db/fleet", "postgresql://ann:secret@/?dbname=fleet&host=db&port=5432"),
+    ("postgresql://a,b/fleet", "postgresql://b:5432,a:5432/fleet"),
+    ("postgresql://a,b:5433/fleet", "postgresql:///fleet?host=a,b&port=5432,5433"),
+    ("postgresql://10.0.0.1/fleet", "postgresql://db/fleet?hostaddr=10.0.0.1"),
+    ("postgresql://db/ann", "postgresql://ann@db"),
+])  # fmt: skip
+def test_the_same_database_written_otherwise_has_the_same_files(one: str, other: str) -> None:
+    assert host_path(one) == host_path(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("postgresql://db/fleet?hostaddr=10.0.0.1", "postgresql://db/fleet?hostaddr=10.0.0.2"),
+    ("postgresql:///?service=one", "postgresql:///?service=two"),
+])  # fmt: skip
+def test_parameters_that_lead_elsewhere_give_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str
+) -> None:
+    (tmp_path / "services").write_text("[one]\nhost=db\ndbname=fleet\n[two]\nhost=db\ndbname=other\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    assert host_path(one) != host_path(other)
+    assert host_path("postgresql:///?service=one") == host_path("postgresql://db/fleet")
+
+
+@pytest.mark.parametrize(("variable", "value"), [("PGHOST", "db2"), ("PGPORT", "5444"), ("PGDATABASE", "other")])
+def test_the_environment_counts_as_it_does_for_libpq(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    before = host_path("postgresql://")
+    monkeypatch.setenv(variable, value)
+    assert host_path("postgresql://") != before
+    assert host_path(URL) == host_path(URL.replace("ann", "bob"))  # what the URL says comes first
+
+
 def test_the_socket_of_a_long_schema_has_a_path_that_the_system_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/home/somebody/.local/state")
     one, two = (host_path(f"postgresql://db/fleet?schema={'s' * 62}{end}") for end in "ab")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rota.clock import Clock
-from rota.errors import NotEnabled, StoreMissing, StoreUnavailable
+from rota.errors import StoreMissing, StoreUnavailable
 from rota.lazy import exports
-from rota.store.addresses import host_path, is_postgres, shown_address, without_password
+from rota.store.addresses import driver_missing, host_path, is_postgres, shown_address, without_password
 from rota.store.joined import JoinedStore
 from rota.store.private_files import create_private, write_private
 from rota.store.protocol import Row, Statement, Store, Transaction, TransactionEffects, WakeHandle
@@ -88,8 +88,7 @@ def _open(
         try:
             make: type[PostgresStore] = _load("PostgresStore")
         except ModuleNotFoundError as problem:
-            text = f"a store on PostgreSQL needs {problem.name}"
-            raise NotEnabled(text, hint="Install it: pip install 'rota[postgres]'.") from problem
+            raise driver_missing(problem) from problem
         return make(url, clock=clock, durability=durability, read_only=read_only, create=create)
     if "://" in url:
         hint = "Give the path of a file, `:memory:`, or postgresql://user@host/database?schema=rota."

@@ -9,20 +9,25 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from rota.errors import NotEnabled
 from rota.lazy import late
 
 if TYPE_CHECKING:
     import hashlib
+
+    from psycopg import pq
 else:
     hashlib = late("hashlib")
+    pq = late("psycopg.pq")  # the package is an extra, and loaded where a store on PostgreSQL is used
 
 __all__ = [
     "DEFAULT_SCHEMA",
     "SECRET",
     "PostgresUrl",
+    "driver_missing",
     "has_raw_password",
     "host_path",
     "is_postgres",
@@ -35,6 +40,8 @@ _SHOWN_CHARS = 24  # of the schema, for people: the path of a socket may have 10
 SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")  # of libpq
 OWN_PARAMETERS = ("schema", "pooler")  # of rota; all others are libpq's
 DEFAULT_SCHEMA = "rota"
+_DEFAULT_PORT = "5432"
+_NO_MODE = "rota-resolves"  # no sslmode: libpq refuses it after it has resolved all parameters, and connects nowhere
 _BARE_IPV6 = re.compile(r"\[?[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*\]?")  # without brackets, or with one of them
 
 
@@ -60,7 +67,7 @@ class PostgresUrl(NamedTuple):
         return f"{self.scheme}://{self.place}{self.path}{'?' if query else ''}{query}"
 
     def own(self, name: str, default: str) -> str:
-        """Return a parameter, decoded; of several the last counts, as for libpq."""
+        """Return one of rota's own parameters; of several the last counts, as for libpq."""
         given = [unquote(each.partition("=")[2]) for each in self.query if _name(each) == name]
         return given[-1] if given else default
 
@@ -81,6 +88,12 @@ def _name(parameter: str) -> str:
 def is_postgres(url: str) -> bool:
     """Whether a store's name is that of a schema on PostgreSQL, and not a path."""
     return url.startswith(("postgresql://", "postgres://"))
+
+
+def driver_missing(problem: ModuleNotFoundError) -> NotEnabled:
+    """Return the error of a store on PostgreSQL where its driver is not installed."""
+    text = f"a store on PostgreSQL needs {problem.name}"
+    return NotEnabled(text, hint="Install it: pip install 'rota[postgres]'.")
 
 
 def shown_address(url: str) -> str:
@@ -130,12 +143,41 @@ def host_path(url: str) -> str:
         return os.path.realpath(url)
     parts = PostgresUrl.split(url)
     schema = parts.own("schema", DEFAULT_SCHEMA)
-    # who connects and how does not matter: all users of one schema on one host share these files
-    place = [
-        parts.place.rpartition("@")[2],
-        *(parts.own(name, "") for name in ("host", "port")),
-        parts.path.strip("/") or parts.own("dbname", ""),
-    ]
-    digest = hashlib.sha256("\0".join([*place, schema]).encode()).hexdigest()[:_DIGEST_CHARS]
+    digest = hashlib.sha256("\0".join([*_database(parts), schema]).encode()).hexdigest()[:_DIGEST_CHARS]
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return str(Path(state, "rota", f"{quote(schema, safe='')[:_SHOWN_CHARS]}-{digest}"))
+
+
+def _database(parts: PostgresUrl) -> list[str]:
+    """Return the hosts and the name of a database, as libpq resolves them: from the URL, a service, the environment.
+
+    Who connects and how does not matter: all users of one schema on one host share these files.
+    """
+    given = _resolved(parts)
+    if not given:  # the URL has a mistake, which opening it reports
+        return [parts.place.rpartition("@")[2], parts.path]
+    names, addresses, ports = (given.get(name, "").split(",") for name in ("host", "hostaddr", "port"))
+    count = max(len(names), len(addresses))
+    hosts = sorted({
+        f"{_at(addresses, place) or _at(names, place).lower()}:{_at(ports, place) or _DEFAULT_PORT}"
+        for place in range(count)
+    })  # fmt: skip
+    return [*hosts, given.get("dbname", "")]
+
+
+def _at(values: list[str], place: int) -> str:
+    """Return the value for one of several hosts; a single one is for all."""
+    return values[place] if place < len(values) else values[0] if len(values) == 1 else ""
+
+
+def _resolved(parts: PostgresUrl) -> dict[str, str]:
+    """Return libpq's parameters with all defaults; nothing if it cannot read the URL."""
+    libpq = parts.of_libpq()
+    text = libpq._replace(query=[*libpq.query, f"sslmode={_NO_MODE}"]).text()
+    try:
+        started = pq.PGconn.connect_start(text.encode())
+    except ModuleNotFoundError as problem:
+        raise driver_missing(problem) from problem
+    found: list[Any] = started.info
+    started.finish()
+    return {each.keyword.decode(): each.val.decode(errors="replace") for each in found if each.val is not None}
