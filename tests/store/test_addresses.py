@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.store import host_path, is_postgres, shown_address
+from rota.store import host_path, is_postgres, shown_address, without_password
 from rota.store.postgres_connection import parse_url
 
 URL = "postgresql://ann:secret@db:5433/fleet?sslmode=require&password=other&schema=rota"
@@ -22,6 +22,29 @@ def test_a_path_is_shown_and_used_with_links_resolved(tmp_path: Path) -> None:
 def test_no_password_is_shown_and_the_rest_stays() -> None:
     assert shown_address(URL) == "postgresql://ann@db:5433/fleet?sslmode=require&schema=rota"
     assert shown_address("postgres:///fleet") == "postgres:///fleet"
+
+
+@pytest.mark.parametrize(("address", "shown"), [
+    ("POSTGRESQL://ann:secret@db/fleet", "POSTGRESQL://…"),
+    (" postgresql://ann:secret@db/fleet", "postgresql://…"),
+    ("postgresql+psycopg://ann:secret@db/fleet", "postgresql+psycopg://…"),
+    ("postgresql:/ann:secret@db/fleet", "postgresql://…"),
+    ("postgresql://ann:secret/fleet", "postgresql://…"),
+    ("postgresql://ann:secret", "postgresql://…"),
+    ("postgresql://ann:secret@[::1/fleet", "postgresql://ann@[::1/fleet"),
+    ("postgresql://db/fleet?password=not&secret&sslmode=require", "postgresql://db/fleet?sslmode=require"),
+    ("postgresql://db/fleet?Password=secret", "postgresql://db/fleet"),
+    ("https://ann:secret@host:7682", "https://…"),
+    ("host=db user=ann password='a secret' dbname=fleet", "host=db user=ann password=…"),
+    ("user=ann password = secret", "user=ann password =…"),
+])  # fmt: skip
+def test_an_address_that_is_nearly_right_shows_no_password(address: str, shown: str) -> None:
+    assert without_password(address) == shown_address(address) == shown
+
+
+@pytest.mark.parametrize("shown", ["postgresql://db:5433", "postgresql://fe80::1/fleet", "postgresql://[::1]:5433/x"])
+def test_an_address_without_a_password_is_shown_whole(shown: str) -> None:
+    assert shown_address(shown) == shown
 
 
 @pytest.mark.parametrize("same", [

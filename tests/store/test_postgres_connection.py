@@ -50,6 +50,22 @@ def test_a_host_or_port_that_cannot_be_read_is_refused_in_a_sentence(host: str) 
     assert ("[::1]" in str(refused.value)) == ("::1" in host)
 
 
+@pytest.mark.parametrize("address", [
+    "host=db user=ann password=secret",
+    "dbname = work",
+    "postgresql:/ann:secret@db/work",
+    "PostgreSQL://ann:secret@db/work",
+    " postgresql://ann:secret@db/work",
+    "postgresql+psycopg://ann:secret@db/work",
+])  # fmt: skip
+def test_what_is_nearly_a_url_is_no_path(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="postgresql://user@host/database") as refused:
+        store.open(address)
+    assert "secret" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_message_shows_the_password() -> None:
     address = parse_url("postgresql://ann:secret@127.0.0.1:1/work")
     problem = unavailable(address, psycopg.OperationalError("refused"))

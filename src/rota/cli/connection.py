@@ -127,6 +127,7 @@ def open_client(address: str, *, retry_s: float = RETRY_S) -> Client:
     from rota.rpc import connect, is_remote
 
     if not is_remote(address):
+        store.check_address(address)
         raise _not_a_file(address)
     return connect(address, token_file=access.token_file, ca_file=access.ca_file, retry_s=retry_s)
 
@@ -145,6 +146,7 @@ def open_file(address: str, *, create: bool = False, read_only: bool = False) ->
 
 def _open(address: str, *, create: bool = False, read_only: bool = False) -> store.Store:
     if not is_store(address):
+        store.check_address(address)
         raise _not_a_file(address)
     try:
         return store.open(address, read_only=read_only, create=create)
@@ -170,4 +172,4 @@ def is_store(address: str) -> bool:
 
 def is_file(address: str) -> bool:
     """Return whether an address is a file's path."""
-    return not address.startswith(_REMOTE) and "://" not in address
+    return not address.startswith(_REMOTE) and "://" not in address and not store.is_mistyped(address)

@@ -23,7 +23,7 @@ from rota.kernel import Kernel
 from rota.model import CpuSettings, Event
 from rota.policy import make, names
 from rota.service import RunLogs, StorePolicies, make_policy
-from rota.store import SQLITE_OLDEST, is_postgres, without_password
+from rota.store import SQLITE_OLDEST, check_address, is_postgres, without_password
 
 __all__ = ["Finding", "examine"]
 
@@ -99,6 +99,11 @@ def _store(address: str) -> Iterator[Finding]:
     part = "store"
     if is_postgres(address):
         yield from _database(part, address)
+        return
+    try:
+        check_address(address)
+    except RotaError as problem:
+        yield Finding(part, "bad", problem.message, problem.hint)
         return
     if not is_file(address):
         shown = without_password(address)

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 from rota.clock import Clock
 from rota.errors import StoreMissing, StoreUnavailable
 from rota.lazy import exports
-from rota.store.addresses import driver_missing, host_path, is_postgres, shown_address, without_password
+from rota.store.addresses import (
+    check_address,
+    driver_missing,
+    host_path,
+    is_mistyped,
+    is_postgres,
+    shown_address,
+    without_password,
+)
 from rota.store.joined import JoinedStore
 from rota.store.private_files import create_private, write_private
 from rota.store.protocol import Row, Statement, Store, Transaction, TransactionEffects, WakeHandle
@@ -38,8 +46,10 @@ __all__ = [
     "Transaction",
     "TransactionEffects",
     "WakeHandle",
+    "check_address",
     "create_private",
     "host_path",
+    "is_mistyped",
     "is_postgres",
     "open",
     "open_joined",
@@ -90,6 +100,7 @@ def _open(
         except ModuleNotFoundError as problem:
             raise driver_missing(problem) from problem
         return make(url, clock=clock, durability=durability, read_only=read_only, create=create)
+    check_address(url)
     if "://" in url:
         hint = "Give the path of a file, `:memory:`, or postgresql://user@host/database?schema=rota."
         raise StoreUnavailable(f"no store for {url.partition('://')[0]}://", hint=hint)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from rota.errors import NotEnabled
+from rota.errors import InvalidInput, NotEnabled
 from rota.lazy import late
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ __all__ = [
     "DEFAULT_SCHEMA",
     "SECRET",
     "PostgresUrl",
+    "check_address",
     "driver_missing",
     "has_raw_password",
     "host_path",
+    "is_mistyped",
     "is_postgres",
     "shown_address",
     "without_password",
@@ -42,7 +44,10 @@ OWN_PARAMETERS = ("schema", "pooler")  # of rota; all others are libpq's
 DEFAULT_SCHEMA = "rota"
 _DEFAULT_PORT = "5432"
 _NO_MODE = "rota-resolves"  # no sslmode: libpq refuses it after it has resolved all parameters, and connects nowhere
+_NEARLY = re.compile(r"\s*(postgres[\w+.-]*):", re.IGNORECASE)  # what people write for such a URL
+_CONNECTION_TEXT = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|service|password|passfile)\s*=", re.IGNORECASE)
 _BARE_IPV6 = re.compile(r"\[?[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*\]?")  # without brackets, or with one of them
+_SECRET_WORD = re.compile(rf"\b(?:{'|'.join(SECRET)})\s*=", re.IGNORECASE)
 
 
 class PostgresUrl(NamedTuple):
@@ -90,6 +95,18 @@ def is_postgres(url: str) -> bool:
     return url.startswith(("postgresql://", "postgres://"))
 
 
+def is_mistyped(address: str) -> bool:
+    """Whether an address is no path but nearly the URL of a store on PostgreSQL, or libpq's other form, `host=db`."""
+    return not is_postgres(address) and bool(_NEARLY.match(address) or _CONNECTION_TEXT.match(address))
+
+
+def check_address(address: str) -> None:
+    """Raise InvalidInput for an address that is nearly one of PostgreSQL: no file gets its name, or its password."""
+    if is_mistyped(address):
+        hint = "Write postgresql://user@host/database?schema=rota, in lower-case letters."
+        raise InvalidInput(f"{without_password(address)} is not the URL of a store", field="store", hint=hint)
+
+
 def driver_missing(problem: ModuleNotFoundError) -> NotEnabled:
     """Return the error of a store on PostgreSQL where its driver is not installed."""
     text = f"a store on PostgreSQL needs {problem.name}"
@@ -98,16 +115,24 @@ def driver_missing(problem: ModuleNotFoundError) -> NotEnabled:
 
 def shown_address(url: str) -> str:
     """Return an address for people and logs: a path with links resolved, a URL without its password."""
-    return without_password(url) if is_postgres(url) else os.path.realpath(url)
+    shown = without_password(url)
+    return shown if is_postgres(url) or shown != url else os.path.realpath(url)
 
 
 def without_password(address: str) -> str:
-    """Return an address as it was given, without the password of PostgreSQL: all that is printed goes through this."""
-    if not address.startswith(("postgres:", "postgresql:")):
-        return address
-    if not is_postgres(address) or has_raw_password(address):  # mistyped: there is no saying where the password is
-        return f"{address.partition(':')[0]}://…"
-    return _without_secrets(PostgresUrl.split(address))
+    """Return an address as it was given, without the password of PostgreSQL: all that is printed goes through this.
+
+    An address with a mistake is cut, because there is no saying where its password is.
+    """
+    if is_postgres(address) and not has_raw_password(address):
+        return _without_secrets(PostgresUrl.split(address))
+    if nearly := _NEARLY.match(address):
+        return f"{nearly[1]}://…"
+    if "://" in address and "@" in address:
+        return f"{address.partition('://')[0]}://…"
+    if (secret := _SECRET_WORD.search(address)) is not None:
+        return f"{address[: secret.end()]}…"
+    return address
 
 
 def _without_secrets(url: PostgresUrl) -> str:
@@ -139,6 +164,7 @@ def has_raw_password(url: str) -> bool:
 
 def host_path(url: str) -> str:
     """Return the path beside which this host keeps files for a store: `-logs`, `-daemon`, `-workers` are appended."""
+    check_address(url)
     if not is_postgres(url):
         return os.path.realpath(url)
     parts = PostgresUrl.split(url)

@@ -56,7 +56,7 @@ from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import PolicyIsolation
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
 from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX
-from rota.store.addresses import without_password
+from rota.store.addresses import is_mistyped, without_password
 
 __all__ = [
     "AGENTS_MAX",
@@ -450,7 +450,7 @@ class Fleet(FleetFile, frozen=True, kw_only=True):
     @property
     def store_path(self) -> str:
         """The store's address; the path of a file is absolute."""
-        if self.store == ":memory:" or "://" in self.store or self.store.startswith("unix:"):
+        if self.store == ":memory:" or "://" in self.store or self.store.startswith("unix:") or is_mistyped(self.store):
             return self.store
         return self.resolve(self.store)
 
