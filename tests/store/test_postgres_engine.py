@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -82,6 +83,17 @@ def value_of(opened: store.Store, key: str) -> str | None:
     return rows[0][0] if rows else None
 
 
+def until_waiting(backend_pid: int) -> None:
+    """Return when a session waits for the turn."""
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        for _ in range(int(PATIENCE_S * 100)):
+            asked = "SELECT count(*) FROM pg_locks WHERE pid = %s AND locktype = 'advisory' AND NOT granted"
+            if connection.execute(asked, (backend_pid,)).fetchone() == (1,):
+                return
+            connection.execute("SELECT pg_sleep(0.01)")
+    raise AssertionError("it does not wait")
+
+
 def end_sessions(opened: PostgresStore) -> None:
     """Have the server end every session of this store, as an administrator or a restart does."""
     with psycopg.connect(shared_dsn(), autocommit=True) as connection:
@@ -96,6 +108,39 @@ def trips_of(opened: PostgresStore, call: Callable[[], object]) -> int:
 
 
 # --- turns ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooler", ["", "&pooler=session"])
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_turn_sees_what_was_committed_while_it_waited(url: str, level: str, pooler: str) -> None:
+    """Also at a server, or for a role, whose transactions begin otherwise."""
+    settings = f"-c default_transaction_isolation={level}".replace(" r", r"\ r")
+    theirs = f"{url}&options={quote(settings)}{pooler}"
+    seen: list[str | None] = []
+
+    def look(tx: Transaction) -> None:
+        rows = tx.run(META_GET, ("word",))
+        seen.append(str(rows[0][0]) if rows else None)
+        tx.run(META_SET, ("word", "second"))
+
+    with contextlib.closing(open_postgres(theirs)) as one, contextlib.closing(open_postgres(theirs)) as two:
+        waits = threading.Thread(target=lambda: two.write(look))
+
+        def first(tx: Transaction) -> None:
+            tx.run(META_SET, ("word", "first"))
+            waits.start()
+            until_waiting(two._engine.backend_pid)
+
+        one.write(first)
+        waits.join(PATIENCE_S)
+    assert seen == ["first"]
+
+
+def test_a_server_whose_transactions_begin_read_only_is_written(url: str) -> None:
+    settings = quote("-c default_transaction_read_only=on")
+    with contextlib.closing(open_postgres(f"{url}&options={settings}")) as opened:
+        opened.write(put("word", "written"))
+        assert value_of(opened, "word") == "written"
 
 
 def test_a_claim_after_commits_of_another_process_takes_three_round_trips(url: str, opened: PostgresStore) -> None:

@@ -131,13 +131,15 @@ def connect(
     }
     session = {
         "search_path": address.schema,
+        "default_transaction_isolation": "read committed",  # a turn reads what was committed while it waited
+        "default_transaction_read_only": "off",
         "jit": "off",
         **PLANNER,
         **SERVER_KEEPALIVE,
         "client_encoding": "UTF8",
         **{name: "0" if waits else f"{limit_s * 1000:.0f}" for name, limit_s in limits.items()},
     }
-    options = " ".join(f"-c {name}={value}" for name, value in session.items())
+    options = " ".join(_option(name, value) for name, value in session.items())
     defaults: dict[str, Any] = {
         "connect_timeout": CONNECT_S_MAX,
         "target_session_attrs": "any" if read_only else "read-write",
@@ -165,6 +167,12 @@ def connect(
         connection.close()
         raise
     return connection
+
+
+def _option(name: str, value: str) -> str:
+    """Return a setting as the server takes it with the connection, where a space ends it."""
+    escaped = value.replace(" ", r"\ ")
+    return f"-c {name}={escaped}"
 
 
 def _check_server(address: PostgresAddress, connection: psycopg.Connection[Any]) -> None:
