@@ -19,6 +19,7 @@ from rota.clock import SystemClock
 from rota.errors import StaleClaim
 from rota.kernel import Kernel, KernelState, ScheduleSpec
 from rota.service.outages import call_through_outage
+from rota.store import server_health
 from rota.store.postgres_timeline import EVENT_ID_GAP
 from rota.store.statements.file import META_GET
 from tests.postgres_server import PORT, USER, PostgresServer
@@ -43,6 +44,14 @@ class Pair:
             connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
             connection.execute("SELECT pg_reload_conf()")
 
+    def until_replayed(self) -> None:
+        """Return when the standby shows what was committed before."""
+        with psycopg.connect(self.primary.dsn(), autocommit=True) as connection:
+            connection.execute("SELECT pg_switch_wal()")
+            text = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn) FROM pg_stat_replication"
+            while connection.execute(text).fetchone() != (0,):
+                pass
+
     def promote(self) -> None:
         self.primary.stop(signal.SIGKILL)
         with psycopg.connect(self.standby.dsn(), autocommit=True) as connection:
@@ -56,6 +65,24 @@ def pair(socket_folder: Path) -> Iterator[Pair]:
         standby = PostgresServer(socket_folder / "b")
         standby.copy(primary)
         yield Pair(primary, stack.enter_context(standby))
+
+
+def test_a_read_only_store_reads_the_primary_and_a_standby_if_there_is_no_other(pair: Pair) -> None:
+    worker = pair.kernel()
+    worker.agents.create("coder")
+    pair.until_replayed()
+    hosts = ",".join(quote(str(server.folder), safe="") for server in (pair.standby, pair.primary))
+    url = f"postgresql://{USER}@/postgres?host={hosts}&port={PORT},{PORT}&schema=rota"
+    with psycopg.connect(pair.standby.dsn(), autocommit=True) as connection:
+        connection.execute("SELECT pg_wal_replay_pause()")
+    worker.agents.create("writer")  # the standby, which comes first in the URL, does not have it
+    with contextlib.closing(store.open(url, read_only=True)) as opened:
+        assert [agent.name for agent in Kernel(opened).agents.list()[0]] == ["coder", "writer"]
+    assert not server_health(url).is_standby
+    worker.store.close()
+    pair.primary.stop()
+    assert server_health(url).is_standby
+    store.open(url, read_only=True).close()
 
 
 def timeline(kernel: Kernel) -> str:
@@ -97,11 +124,7 @@ def test_the_token_of_a_claim_that_an_asynchronous_standby_has_lost_is_not_given
     worker = pair.kernel()
     pid = worker.agents.create("coder")
     worker.queue.enqueue(ScheduleSpec(pid, max_attempts=5))
-    with psycopg.connect(pair.primary.dsn(), autocommit=True) as connection:
-        connection.execute("SELECT pg_switch_wal()")
-        text = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn) FROM pg_stat_replication"
-        while connection.execute(text).fetchone() != (0,):
-            pass
+    pair.until_replayed()
     pair.standby.stop()
     (lost,) = worker.queue.claim(worker_id="worker")
     pair.primary.stop(signal.SIGKILL)

@@ -142,7 +142,7 @@ def connect(
     options = " ".join(_option(name, value) for name, value in session.items())
     defaults: dict[str, Any] = {
         "connect_timeout": CONNECT_S_MAX,
-        "target_session_attrs": "any" if read_only else "read-write",
+        "target_session_attrs": "read-write",
         "application_name": f"rota {role}",
         **KEEPALIVE,
     }
@@ -150,7 +150,7 @@ def connect(
     if not address.pooled:
         given["options"] = f"{known.get('options') or ''} {options}".strip()
     try:
-        connection = psycopg.Connection.connect(address.conninfo, autocommit=True, prepare_threshold=None, **given)
+        connection = _connected(address, given, read_only=read_only)
     except psycopg.Error as problem:
         if "unsupported startup parameter" in str(problem):  # as PgBouncer says it
             raise _pooler_refused(address) from None
@@ -167,6 +167,17 @@ def connect(
         connection.close()
         raise
     return connection
+
+
+def _connected(address: PostgresAddress, given: dict[str, Any], *, read_only: bool) -> psycopg.Connection[Any]:
+    """Connect to the server that accepts writes; to read, to any if none does: a standby may lack the last commits."""
+    try:
+        return psycopg.Connection.connect(address.conninfo, autocommit=True, prepare_threshold=None, **given)
+    except psycopg.Error:
+        if not read_only or "target_session_attrs" not in given:
+            raise
+    any_server = {**given, "target_session_attrs": "any"}
+    return psycopg.Connection.connect(address.conninfo, autocommit=True, prepare_threshold=None, **any_server)
 
 
 def _option(name: str, value: str) -> str:
