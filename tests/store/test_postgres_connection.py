@@ -6,6 +6,7 @@ Specific, because files have neither addresses nor clocks.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -127,6 +128,31 @@ def test_a_schema_of_another_program_is_refused_and_left_alone() -> None:
             assert found == [("things",)]
         finally:
             connection.execute("DROP SCHEMA of_another CASCADE")
+
+
+@contextlib.contextmanager
+def role(name: str) -> Iterator[str]:
+    """A role without any right, which is dropped at the end with all that it has."""
+    made = f"{name}_{os.getpid()}"
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {made} LOGIN".encode())
+        try:
+            yield made
+        finally:
+            connection.execute(f"DROP OWNED BY {made} CASCADE; DROP ROLE {made}".encode())
+
+
+def run_sql(text: str) -> None:
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute(text.encode())
+
+
+def test_an_empty_schema_of_its_own_is_all_that_a_role_needs() -> None:
+    with role("owner") as owner:
+        run_sql(f"CREATE SCHEMA {owner} AUTHORIZATION {owner}")
+        url = f"{shared_dsn().replace('//rota@', f'//{owner}@')}&schema={owner}"
+        with contextlib.closing(store.open(url)) as opened:
+            assert opened.check() == []
 
 
 def test_a_read_only_store_creates_nothing() -> None:

@@ -83,7 +83,9 @@ def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None
             if _is_used(connection, address.schema):
                 text = f"the schema {address.schema} has tables of another program"
                 raise SchemaMismatch(text, hint="Name another one: `…?schema=rota`.")
-            connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{address.schema}"')
+            # IF NOT EXISTS needs the right to create schemas also where there is one
+            if connection.execute("SELECT to_regnamespace(%s)", (address.schema,)).fetchone() == (None,):
+                connection.execute(f'CREATE SCHEMA "{address.schema}"')
             for text in postgres_schema.creation():
                 connection.execute(text)
             return
