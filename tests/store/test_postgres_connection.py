@@ -155,6 +155,17 @@ def test_an_empty_schema_of_its_own_is_all_that_a_role_needs() -> None:
             assert opened.check() == []
 
 
+def test_a_database_of_another_encoding_is_refused() -> None:
+    name = f"latin_{os.getpid()}"
+    run_sql(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    try:
+        with pytest.raises(StoreUnavailable, match="has the encoding LATIN1, and rota needs UTF8") as refused:
+            store.open(f"{shared_dsn().replace('/postgres?', f'/{name}?')}&schema=rota")
+        assert "CREATE DATABASE rota ENCODING 'UTF8'" in str(refused.value)
+    finally:
+        run_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
 def test_a_read_only_store_creates_nothing() -> None:
     with pytest.raises(StoreMissing, match="no rota in the schema never_made"):
         store.open(f"{shared_dsn()}&schema=never_made", read_only=True)

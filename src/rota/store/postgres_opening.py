@@ -80,6 +80,7 @@ def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None
         connection.execute("SELECT pg_advisory_xact_lock(%s::bigint)", (turn_key(address.schema),))
         version = _version(connection)
         if version is None:
+            _check_encoding(connection, address)
             if _is_used(connection, address.schema):
                 text = f"the schema {address.schema} has tables of another program"
                 raise SchemaMismatch(text, hint="Name another one: `…?schema=rota`.")
@@ -100,6 +101,16 @@ def _version(connection: Connection) -> str | None:
         return None
     row = connection.execute("SELECT value FROM kernel_meta WHERE key = 'schema_version'").fetchone()
     return str(row[0]) if row else ""
+
+
+def _check_encoding(connection: Connection, address: PostgresAddress) -> None:
+    """Refuse a database whose texts are not Unicode: names and results of agents have any letters."""
+    row = connection.execute("SHOW server_encoding").fetchone()
+    if row is not None and row[0] != "UTF8":
+        database = address.shown.partition("?")[0]
+        hint = "Make one that has: CREATE DATABASE rota ENCODING 'UTF8' TEMPLATE template0."
+        text = f"the database {database} has the encoding {row[0]}, and rota needs UTF8"
+        raise StoreUnavailable(text, hint=hint, address=address.shown)
 
 
 def _is_used(connection: Connection, schema: str) -> bool:
