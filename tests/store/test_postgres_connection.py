@@ -18,10 +18,11 @@ from psycopg import conninfo
 
 from rota import store
 from rota.clock import SystemClock
-from rota.errors import InvalidInput, SchemaMismatch, StoreMissing, StoreUnavailable
+from rota.errors import InvalidInput, SchemaMismatch, StoreError, StoreMissing, StoreUnavailable
 from rota.store.postgres_clock import DRIFT_S, JUMP_S, DatabaseClock
 from rota.store.postgres_connection import connect, parse_url, unavailable
-from tests.postgres_server import PostgresServer, free_port, shared_dsn
+from rota.store.statements.file import META_SET
+from tests.postgres_server import PostgresServer, free_port, own_schema, shared_dsn
 
 KEY_DATA = b"K\x00\x00\x00"  # the message with the number of the server's process
 
@@ -164,6 +165,34 @@ def test_a_database_of_another_encoding_is_refused() -> None:
         assert "CREATE DATABASE rota ENCODING 'UTF8'" in str(refused.value)
     finally:
         run_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_a_role_that_may_not_create_a_schema_is_told_what_gives_it_the_right() -> None:
+    with role("poor") as poor, pytest.raises(StoreError) as refused:
+        store.open(f"{shared_dsn().replace('//rota@', f'//{poor}@')}&schema=of_{poor}")
+    assert str(refused.value) == (
+        f'the role "{poor}" may not open the schema "of_{poor}": permission denied for database postgres. '
+        f'Have an administrator run: CREATE SCHEMA "of_{poor}" AUTHORIZATION "{poor}".'
+    )
+
+
+def test_a_role_without_rights_in_a_schema_is_told_so() -> None:
+    with role("poor") as poor, own_schema("rota_rights") as url:
+        store.open(url).close()
+        schema = url.rpartition("=")[2]
+        theirs = url.replace("//rota@", f"//{poor}@")
+        said = f"permission denied for schema {schema}"
+        with pytest.raises(StoreError, match=said) as refused:
+            store.open(theirs)
+        assert f'GRANT "rota" TO "{poor}"' in str(refused.value)
+        with pytest.raises(StoreError, match=said) as refused:
+            store.server_health(theirs)
+        assert "Connect as the role that owns the schema" in str(refused.value)
+        run_sql(f"GRANT USAGE ON SCHEMA {schema} TO {poor}; GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {poor}")
+        with contextlib.closing(store.open(theirs)) as opened, pytest.raises(StoreError) as refused:
+            opened.write(lambda tx: tx.run(META_SET, ("word", "mine")))
+        assert str(refused.value).startswith("the role lacks a right: permission denied for")
+        assert "\n" not in str(refused.value)
 
 
 def test_a_read_only_store_creates_nothing() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from rota import store
 from rota.clock import SystemClock
-from rota.errors import StaleClaim
+from rota.errors import StaleClaim, StoreUnavailable
 from rota.kernel import Kernel, KernelState, ScheduleSpec
 from rota.service.outages import call_through_outage
 from rota.store import server_health
@@ -83,6 +83,10 @@ def test_a_read_only_store_reads_the_primary_and_a_standby_if_there_is_no_other(
     pair.primary.stop()
     assert server_health(url).is_standby
     store.open(url, read_only=True).close()
+    with pytest.raises(StoreUnavailable, match="no server of the address accepts writes") as refused:
+        store.open(url)
+    assert "cannot be reached" not in str(refused.value)
+    assert "Name the primary" in str(refused.value)
 
 
 def timeline(kernel: Kernel) -> str:

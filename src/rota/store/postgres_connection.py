@@ -39,6 +39,7 @@ __all__ = [
     "TURN_S_MAX",
     "PostgresAddress",
     "connect",
+    "one_line",
     "parse_url",
     "statement_error",
     "unavailable",
@@ -104,7 +105,7 @@ def parse_url(url: str) -> PostgresAddress:
     try:
         settings: dict[str, Any] = conninfo.conninfo_to_dict(parts.of_libpq().text())
     except psycopg.Error as problem:
-        text = f"the URL of the store cannot be read{'' if parts.has_password else f': {_one_line(problem)}'}"
+        text = f"the URL of the store cannot be read{'' if parts.has_password else f': {one_line(problem)}'}"
         hint = "Write postgresql://user@host/database?schema=rota, and an IPv6 address in brackets: user@[::1]."
         raise InvalidInput(text, field="url", hint=hint) from None
     if not all(port.isdecimal() for port in str(settings.get("port") or "").split(",") if port):
@@ -252,6 +253,8 @@ def _read_as_sqlite(connection: psycopg.Connection[Any]) -> None:
 
 # connection (but not 08P01, which is this program's fault), resources, operator intervention, system
 _LOST_CLASSES = ("08", "53", "57", "58")
+_READ_ONLY_SERVER = ("session is read-only", "server is in hot standby mode")  # as libpq says it
+_NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
 _LOST_STATES = ("25P03", "25P04", "40001", "40P01", "55P03")  # session ended by a time limit; deadlock; no turn
 
 
@@ -259,24 +262,38 @@ def statement_error(problem: psycopg.Error) -> BaseException:
     """Return rota's error for a failed statement: `TransactionLost` if the statement is not the cause."""
     state = problem.sqlstate
     if state is None or (state[:2] in _LOST_CLASSES and state != "08P01") or state in _LOST_STATES:
-        return TransactionLost(_one_line(problem))
+        return TransactionLost(one_line(problem))
     if state.startswith("22"):  # the last resort, if an earlier check missed it
-        return InvalidInput(f"a value cannot be stored: {_one_line(problem)}")
+        return InvalidInput(f"a value cannot be stored: {one_line(problem)}")
     if state.startswith("XX"):
-        return StoreCorrupt(f"the database is damaged: {_one_line(problem)}")
-    if state == "25006":
-        text = "the server accepts no writes: it is a standby, or the store was opened read-only"
-        return StoreUnavailable(text, hint="Name the primary in the URL, or all hosts: postgresql://a,b/database.")
+        return StoreCorrupt(f"the database is damaged: {one_line(problem)}")
+    if (refused := _refused(problem)) is not None:
+        return refused
     hint = "Run `rota db check`; if it finds nothing, this is a defect of rota."
-    return StoreError(f"a statement failed: {_one_line(problem)}", hint=hint)
+    return StoreError(f"a statement failed: {one_line(problem)}", hint=hint)
+
+
+def _refused(problem: BaseException) -> StoreError | None:
+    """Return the error of a server that answers and refuses, whatever it was asked; None if it is another problem."""
+    state = problem.sqlstate if isinstance(problem, psycopg.Error) else None
+    if state == "42501":
+        hint = "Connect as the role that owns the schema, or have that role grant the right."
+        return StoreError(f"the role lacks a right: {one_line(problem)}", hint=hint)
+    if state == "25006":
+        return StoreUnavailable("the server accepts no writes: it is a standby", hint=_NAME_PRIMARY)
+    if any(said in str(problem) for said in _READ_ONLY_SERVER):
+        return StoreUnavailable(f"no server of the address accepts writes: {one_line(problem)}", hint=_NAME_PRIMARY)
+    return None
 
 
 def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_executed: bool = False) -> RotaError:
     """Return the error of a call that could not reach the server."""
-    text = f"PostgreSQL at {address.shown} cannot be reached: {_one_line(problem)}"
+    if not may_be_executed and (refused := _refused(problem)) is not None:
+        return refused
+    text = f"PostgreSQL at {address.shown} cannot be reached: {one_line(problem)}"
     hint = f"Check that it runs and accepts you: psql '{_without_password(address)}' -c 'SELECT 1'."
     if may_be_executed:
-        text = f"the connection to {address.shown} was lost during a commit: {_one_line(problem)}"
+        text = f"the connection to {address.shown} was lost during a commit: {one_line(problem)}"
         return StoreUnavailable(text, hint=hint, address=address.shown, may_be_executed=True)
     return StoreUnavailable(text, hint=hint, address=address.shown)
 
@@ -287,8 +304,13 @@ def _without_password(address: PostgresAddress) -> str:
     return conninfo.make_conninfo(**kept)
 
 
-def _one_line(problem: BaseException) -> str:
-    """Return libpq's message, without its hints, whose lines begin with a tab; with several hosts, one for each."""
+def one_line(problem: BaseException) -> str:
+    """Return the server's message, without the statement; or libpq's, without its hints, whose lines begin with a tab.
+
+    With several hosts it has one for each.
+    """
+    if isinstance(problem, psycopg.Error) and problem.diag.message_primary:
+        return " ".join(problem.diag.message_primary.split())
     lines = [line for line in str(problem).splitlines() if not line.startswith("\t")]
     hosts = [line.removeprefix("- ") for line in lines if line.startswith("- host: ")]
     return " ".join(("; ".join(hosts) or " ".join(lines)).split()) or type(problem).__name__

@@ -48,7 +48,14 @@ from rota.errors import SchemaMismatch, StoreError, StoreUnavailable
 from rota.store.engine import RequestFailed, TransactionLost
 from rota.store.migrations import LATEST
 from rota.store.postgres_clock import DatabaseClock
-from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
+from rota.store.postgres_connection import (
+    TURN_S_MAX,
+    PostgresAddress,
+    connect,
+    one_line,
+    statement_error,
+    unavailable,
+)
 from rota.store.postgres_locks import lock_number
 from rota.store.postgres_names import SessionNames
 from rota.store.postgres_pipeline import Pipeline
@@ -445,7 +452,7 @@ class PostgresEngine:
             self._drop()
             raise unavailable(self.address, worse, may_be_executed=True) from problem
         if not found:
-            raise TransactionLost(str(problem)) from problem
+            raise TransactionLost(one_line(problem)) from problem
         self._durable = True
 
     def failed(self, problem: psycopg.Error) -> BaseException:
@@ -453,10 +460,10 @@ class PostgresEngine:
         self._aborted = True
         self.changed += 1  # whatever raised it, the transaction cannot go on
         if self._pipeline is None or self._pipeline.is_broken:
-            return TransactionLost(str(problem))
+            return TransactionLost(one_line(problem))
         error = statement_error(problem)
         # a queued write may be another request's than the one that learns of it: then each runs on its own
-        return RequestFailed(str(problem)) if self._requests > 1 and isinstance(error, Exception) else error
+        return RequestFailed(one_line(problem)) if self._requests > 1 and isinstance(error, Exception) else error
 
     def rollback(self) -> bool:
         """Roll back; return False if the transaction is already durable. Its answer is read with the next turn's."""

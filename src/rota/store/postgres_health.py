@@ -25,6 +25,7 @@ _SETTINGS = """SELECT current_setting('server_version'), pg_is_in_recovery(), cu
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
     (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'rota %')"""
+_EXISTS = "SELECT to_regclass(%s) IS NOT NULL"  # by its schema's name: without the right to use it, this fails
 _VERSION = "SELECT value FROM kernel_meta WHERE key = 'schema_version'"
 _TURN = """SELECT l.granted, a.pid, coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'this host'),
     coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::double precision
@@ -105,11 +106,11 @@ def _examine(connection: psycopg.Connection[Any], shown: str, schema: str) -> Se
     found = _row(connection, _SETTINGS)
     turn = [(row[0], ServerSession(*row[1:])) for row in connection.execute(_TURN, (turn_key(schema),))]
     oldest, dead = _row(connection, _OLDEST), _row(connection, _DEAD, (schema,))
-    inbox = _inbox(connection)
+    inbox = _inbox(connection, schema)
     return ServerHealth(
         shown=shown,
         schema=schema,
-        schema_version=_version(connection),
+        schema_version=_version(connection, schema),
         version=str(found[0]),
         is_standby=bool(found[1]),
         fsync=found[2] == "on",
@@ -138,14 +139,14 @@ def _row(connection: psycopg.Connection[Any], text: str, parameters: tuple[Any, 
     return found or ()
 
 
-def _version(connection: psycopg.Connection[Any]) -> str | None:
-    exists = _row(connection, "SELECT to_regclass(current_schema() || '.kernel_meta') IS NOT NULL")
+def _version(connection: psycopg.Connection[Any], schema: str) -> str | None:
+    exists = _row(connection, _EXISTS, (f'"{schema}".kernel_meta',))
     found = _row(connection, _VERSION) if exists and exists[0] else ()
     return str(found[0]) if found else None
 
 
-def _inbox(connection: psycopg.Connection[Any]) -> tuple[Any, ...]:
-    exists = _row(connection, "SELECT to_regclass(current_schema() || '.enqueue_inbox') IS NOT NULL")
+def _inbox(connection: psycopg.Connection[Any], schema: str) -> tuple[Any, ...]:
+    exists = _row(connection, _EXISTS, (f'"{schema}".enqueue_inbox',))
     return _row(connection, _INBOX, (INBOX_MAX,)) if exists and exists[0] else (0, 0.0)
 
 

@@ -12,7 +12,7 @@ from rota.store import postgres_schema
 from rota.store.engine import TransactionLost
 from rota.store.migrations import LATEST
 from rota.store.postgres_clock import DatabaseClock
-from rota.store.postgres_connection import PostgresAddress, connect, statement_error, unavailable
+from rota.store.postgres_connection import PostgresAddress, connect, one_line, statement_error, unavailable
 from rota.store.postgres_engine import turn_key
 
 __all__ = ["open_schema"]
@@ -38,7 +38,7 @@ def _open(
     connection: Connection, address: PostgresAddress, clock: DatabaseClock | None, *, read_only: bool, create: bool
 ) -> None:
     try:
-        version = _version(connection)
+        version = _version(connection, address.schema)
         if version is None and (read_only or not create):
             raise _missing(connection, address)
         if version != str(LATEST):
@@ -49,12 +49,24 @@ def _open(
         if clock is not None:
             _set(clock, connection)
     except psycopg.errors.InsufficientPrivilege as problem:
-        hint = f'Have its owner run: CREATE SCHEMA "{address.schema}" AUTHORIZATION "your role".'
-        raise StoreUnavailable(f"no right to create the tables: {problem}".strip(), hint=hint) from problem
+        raise _no_right(connection, address, problem) from problem
     except psycopg.Error as problem:
         if isinstance(statement_error(problem), TransactionLost):  # the server is being stopped, or the network is
             raise unavailable(address, problem) from problem
-        raise StoreError(f"the schema {address.schema} cannot be opened: {problem}") from problem
+        raise StoreError(f"the schema {address.schema} cannot be opened: {one_line(problem)}") from problem
+
+
+def _no_right(connection: Connection, address: PostgresAddress, problem: psycopg.Error) -> StoreError:
+    """Return the error of a role that may not open the schema, with the statement that gives it the right."""
+    schema, role = f'"{address.schema}"', f'"{connection.info.user}"'
+    row = connection.execute("SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = %s", (address.schema,))
+    owner = row.fetchone()
+    if owner is None:
+        hint = f"Have an administrator run: CREATE SCHEMA {schema} AUTHORIZATION {role}."
+    else:
+        hint = f'Connect as its owner "{owner[0]}", or have an administrator run: GRANT "{owner[0]}" TO {role}.'
+    text = f"the role {role} may not open the schema {schema}: {one_line(problem)}"
+    return StoreError(text, hint=hint, address=address.shown)
 
 
 def _missing(connection: Connection, address: PostgresAddress) -> StoreMissing:
@@ -78,7 +90,7 @@ def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None
             connection.execute(f"SET LOCAL {limit} = 0")  # it may take long
         # of the first process that opens it; the others find it done
         connection.execute("SELECT pg_advisory_xact_lock(%s::bigint)", (turn_key(address.schema),))
-        version = _version(connection)
+        version = _version(connection, address.schema)
         if version is None:
             _check_encoding(connection, address)
             if _is_used(connection, address.schema):
@@ -95,9 +107,11 @@ def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None
             connection.execute("UPDATE kernel_meta SET value = %s WHERE key = 'schema_version'", (str(step),))
 
 
-def _version(connection: Connection) -> str | None:
+def _version(connection: Connection, schema: str) -> str | None:
     """Return the version of the schema; None if rota's tables are not there."""
-    if connection.execute("SELECT to_regclass(current_schema || '.kernel_meta')").fetchone() in (None, (None,)):
+    # by its name: a schema that the role may not use is not the current one, and this fails
+    table = f'"{schema}".kernel_meta'
+    if connection.execute("SELECT to_regclass(%s)", (table,)).fetchone() in (None, (None,)):
         return None
     row = connection.execute("SELECT value FROM kernel_meta WHERE key = 'schema_version'").fetchone()
     return str(row[0]) if row else ""

@@ -176,7 +176,7 @@ def encode(value: Any) -> bytes | None:
         try:
             return value.encode()
         except UnicodeEncodeError as problem:
-            raise InvalidInput(f"a value cannot be stored: {problem}") from problem
+            raise InvalidInput(f"a value cannot be stored: {' '.join(str(problem).split())}") from problem
     if isinstance(value, int):
         if not _INT_MIN <= value <= _INT_MAX:
             raise InvalidInput(f"a value cannot be stored: {value} has more than 64 bits")

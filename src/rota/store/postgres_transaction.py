@@ -17,7 +17,7 @@ import psycopg
 from rota.errors import StoreError
 from rota.store.engine import TransactionLost
 from rota.store.postgres_batches import FLUSH_ROWS_MIN, Command, commands
-from rota.store.postgres_connection import statement_error
+from rota.store.postgres_connection import one_line, statement_error
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_text import gives_id, postgres_text
 from rota.store.protocol import Row, Statement, TransactionEffects
@@ -213,4 +213,4 @@ class PostgresTransaction:
     def _failed(self, problem: psycopg.Error) -> BaseException:
         if self._turn is not None:
             return self._turn.failed(problem)
-        return TransactionLost(str(problem)) if self._pipeline.is_broken else statement_error(problem)
+        return TransactionLost(one_line(problem)) if self._pipeline.is_broken else statement_error(problem)
