@@ -742,7 +742,7 @@ class StoreCorrupt(StoreError, code=-32115, name="kernel_store_corrupt"):
 
 
 class StoreReplaced(StoreError, code=-32117, name="kernel_store_replaced"):
-    """The file at the path is not the one that the process has open, or not the only name of it."""
+    """The store that the process has open is no longer at its address: its file was replaced, or its schema dropped."""
 
     hint = "This call may have been saved in the earlier file; decide which file to use, then start this process again."
     path: str

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from rota import store
-from rota.errors import InvalidInput, SchemaMismatch, StoreUnavailable
+from rota import Rota, store
+from rota.errors import InvalidInput, SchemaMismatch, StoreReplaced, StoreUnavailable
 from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
@@ -29,7 +29,7 @@ from rota.store.postgres import PostgresStore
 from rota.store.postgres_pipeline import UNREAD_MAX
 from rota.store.statements.file import META_GET, META_SET
 from rota.store.statements.journal import EVENT_APPEND
-from tests.postgres_server import PostgresServer, shared_dsn
+from tests.postgres_server import PostgresServer, own_schema, shared_dsn
 from tests.short_folders import short_folder
 from tests.store import postgres_children as children
 from tests.store.postgres_rows import BEFORE_120
@@ -76,6 +76,36 @@ def put(key: str, value: str) -> Callable[[Transaction], None]:
         tx.run(META_SET, (key, value))
 
     return work
+
+
+def drop(url: str) -> None:
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA {url.rpartition('=')[2]} CASCADE".encode())
+
+
+def test_a_claim_that_waits_ends_when_the_schema_is_dropped() -> None:
+    with own_schema("rota_dropped") as url, contextlib.closing(open_postgres(url)) as opened:
+        kernel = Kernel(opened)
+        kernel.agents.create("coder")
+        waiting = Caller(lambda: kernel.queue.claim(worker_id="worker", wait_s=PATIENCE_S))
+        while not opened.parked:
+            threading.Event().wait(0.01)
+        drop(url)
+        with pytest.raises(StoreReplaced, match="no longer in the database"):
+            waiting.outcome()
+        assert isinstance(opened.lost, StoreReplaced)
+
+
+def test_a_worker_ends_when_its_schema_is_dropped() -> None:
+    with own_schema("rota_dropped") as url, Rota(url) as rota:
+
+        @rota.agent
+        def drops() -> None:
+            drop(url)
+
+        drops.enqueue()
+        with pytest.raises(StoreReplaced, match="no longer in the database"):
+            rota.run()
 
 
 def value_of(opened: store.Store, key: str) -> str | None:

@@ -46,7 +46,6 @@ class PostgresStore(Writer):
 
     _engine: PostgresEngine
     path = None  # there is no file
-    lost: StoreReplaced | None = None  # a database cannot be replaced by another one at its path
 
     def __init__(
         self,
@@ -62,6 +61,7 @@ class PostgresStore(Writer):
         self.address: PostgresAddress = parse_url(url)
         self.host_name = socket.gethostname()
         self.host_path = host_path(url)
+        self.lost: StoreReplaced | None = None  # as reported to the listeners: the schema was dropped
         self._durability: Durability = durability
         self._read_only = read_only
         self._database_clock = DatabaseClock() if clock is None else None
@@ -192,7 +192,7 @@ class PostgresStore(Writer):
             self._check_open()
         with self._guard:
             if not self._closed and self._listener is None:
-                self._listener = NewsListener(self.address, self._hear, read_only=self._read_only)
+                self._listener = NewsListener(self.address, self._hear, self._end_waits, read_only=self._read_only)
 
     def _hear(self, news: int | None) -> None:
         """A commit was announced: if it is another process's, try the parked requests and call the listeners."""
@@ -202,6 +202,13 @@ class PostgresStore(Writer):
             is_foreign = self._engine.note_news(news)
         if is_foreign and self.check_foreign_commit():
             self._batches.call_each(self._foreign_listeners)
+
+    def _end_waits(self, problem: StoreReplaced) -> None:
+        """The schema was dropped: fail the parked requests, and tell the listeners."""
+        self.lost = problem
+        with self._mutex:
+            self._parked.fail_all(problem)
+        self._batches.call_each(self._foreign_listeners)
 
     @contextlib.contextmanager
     def hold_worker_id(self, worker_id: str) -> Iterator[None]:

@@ -28,7 +28,7 @@ from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.types.numeric import NumericBinaryLoader
 
-from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreError, StoreUnavailable
+from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreError, StoreReplaced, StoreUnavailable
 from rota.store.addresses import DEFAULT_SCHEMA, SECRET, PostgresUrl, has_raw_password
 from rota.store.engine import TransactionLost
 
@@ -253,6 +253,7 @@ def _read_as_sqlite(connection: psycopg.Connection[Any]) -> None:
 
 # connection (but not 08P01, which is this program's fault), resources, operator intervention, system
 _LOST_CLASSES = ("08", "53", "57", "58")
+_GONE_STATES = ("3F000", "42P01")  # no such schema, no such table
 _READ_ONLY_SERVER = ("session is read-only", "server is in hot standby mode")  # as libpq says it
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
 _LOST_STATES = ("25P03", "25P04", "40001", "40P01", "55P03")  # session ended by a time limit; deadlock; no turn
@@ -279,6 +280,9 @@ def _refused(problem: BaseException) -> StoreError | None:
     if state == "42501":
         hint = "Connect as the role that owns the schema, or have that role grant the right."
         return StoreError(f"the role lacks a right: {one_line(problem)}", hint=hint)
+    if state in _GONE_STATES:
+        hint = "If the schema was dropped by mistake, restore it from a backup; then start this process again."
+        return StoreReplaced(f"the store is no longer in the database: {one_line(problem)}", hint=hint)
     if state == "25006":
         return StoreUnavailable("the server accepts no writes: it is a standby", hint=_NAME_PRIMARY)
     if any(said in str(problem) for said in _READ_ONLY_SERVER):

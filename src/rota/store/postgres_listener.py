@@ -20,9 +20,9 @@ from typing import Any
 
 import psycopg
 
-from rota.errors import RotaError
+from rota.errors import RotaError, StoreReplaced
 from rota.fault_log import FaultLog
-from rota.store.postgres_connection import PostgresAddress, connect
+from rota.store.postgres_connection import PostgresAddress, connect, unavailable
 from rota.store.postgres_engine import LAST_NEWS, channel, turn_key
 
 __all__ = ["POLL_S", "NewsListener"]
@@ -35,14 +35,21 @@ _ASK = f"SELECT {LAST_NEWS}, (SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_
 class NewsListener:
     """A thread that calls `on_news` with the number of every commit, in order, but not with each of them.
 
-    None stands for commits of programs that have enqueued in a transaction of their own.
+    None stands for commits of programs that have enqueued in a transaction of their own. `on_gone` is called once, when
+    the schema was dropped.
     """
 
     def __init__(
-        self, address: PostgresAddress, on_news: Callable[[int | None], None], *, read_only: bool = False
+        self,
+        address: PostgresAddress,
+        on_news: Callable[[int | None], None],
+        on_gone: Callable[[StoreReplaced], None] = lambda _: None,
+        *,
+        read_only: bool = False,
     ) -> None:
         self._address = address
         self._on_news = on_news
+        self._on_gone = on_gone
         self._read_only = read_only
         self._faults = FaultLog(__name__, expected=(psycopg.Error, RotaError, OSError))
         self._seen: int | None = None
@@ -72,7 +79,13 @@ class NewsListener:
                     self._listen(connection)
                 break
             except (psycopg.Error, RotaError, OSError) as problem:
-                self._faults.failed("commits of other processes are not heard of", problem)
+                error = unavailable(self._address, problem) if isinstance(problem, psycopg.Error) else problem
+                if isinstance(error, StoreReplaced):  # there is nothing more to hear of
+                    self._listening.set()
+                    self._on_gone(error)
+                    select.select([self._stop_in], [], [])
+                    break
+                self._faults.failed("commits of other processes are not heard of", error)
             self._listening.set()
             if self._is_stopped(POLL_S):
                 break
