@@ -55,6 +55,20 @@ def test_a_row_becomes_an_entry_of_the_next_claim_by_any_policy(api: Dispatcher,
     assert journal_gives_tables(world)
 
 
+@pytest.mark.parametrize("first", ["nobody", "writer"])
+def test_a_claim_looks_behind_what_one_transaction_takes_in(api: Dispatcher, world: World, first: str) -> None:
+    """The rows in front become entries that failed, or that this worker does not run."""
+    world.agent("reader")
+    writer = world.agent("writer")
+    add(world, *[first] * (TAKE_MAX + 50), "reader")
+    (entry,) = api.claim("worker", except_agents=(writer,))
+    assert entry.trigger == INBOX
+    assert left(world) == 0
+    add(world, *[first] * (TAKE_MAX + 50), "reader")
+    assert len(api.turn([], "worker", except_agents=(writer,)).entries) == 1
+    assert journal_gives_tables(world)
+
+
 def test_a_row_names_its_agent_by_name_or_pid_and_by_project_where_names_repeat(world: World) -> None:
     world.projects.create("docs")
     pids = [world.agent("reader"), world.agent("reader", project_id="docs")]

@@ -65,6 +65,8 @@ if TYPE_CHECKING:  # what is loaded on first use
 __all__ = ["ANSWER_WAIT_S", "NOTHING", "Dispatcher"]
 
 ANSWER_WAIT_S = LOAD_TIMEOUT_S + 5.0  # how long a claim that does not wait for entries waits for a policy's process
+LEFT_OVER = 0.0  # when a claim that found nothing tries again, if its transaction has left work over to the next one
+LEFT_OVER_TURNS_MAX = 1_000  # turns of one claim that does not wait
 NOTHING: list[Any] = [None]  # the result of a claim that found nothing and is not parked: an empty list would park it
 
 
@@ -228,12 +230,31 @@ class Dispatcher:
             return self._take_asking_turn(request, policy)
         done = TurnResult([], [])
         if request.run_ends or not (request.max_n and request.wait_s):
-            done = self.kernel.store.write(partial(self.run_turn, request, policy))
+            done = self._run_turns(request, policy)
             if done.entries or not (request.max_n and request.wait_s):
                 return done
         claiming = msgspec.structs.replace(request, run_ends=())
         key = _key_of(policy, request)
         entries = self.kernel.queue.park(lambda tx: self.run_turn(claiming, policy, tx).entries, claiming, key)
+        return TurnResult(done.answers, entries)
+
+    def _run_turns(self, request: TurnRequest, policy: Policy | None) -> TurnResult:
+        """Run a turn, and more of them while it claims nothing because of what it left over to the next one.
+
+        A turn takes in a limited part of the inbox, and a claim that does not wait must not return as if that were all.
+        """
+
+        def work(tx: Transaction) -> tuple[TurnResult, bool]:
+            result = self.run_turn(request, policy, tx)
+            return result, not result.entries and tx.effects.retry_at == LEFT_OVER
+
+        done, has_more = self.kernel.store.write(work)
+        request = msgspec.structs.replace(request, run_ends=())
+        entries = done.entries
+        for _ in range(LEFT_OVER_TURNS_MAX):
+            if request.wait_s or not has_more:
+                break
+            (_, entries), has_more = self.kernel.store.write(work)
         return TurnResult(done.answers, entries)
 
     def _take_asking_turn(self, request: TurnRequest, policy: Policy | None) -> TurnResult:
@@ -246,7 +267,8 @@ class Dispatcher:
         def work(tx: Transaction) -> list[ReadyEntry]:
             entries = self.run_turn(claiming, policy, tx).entries
             asked = self._expected(policy, request)
-            may_park = request.wait_s > 0 or self.is_asking(asked, request.claim_kind)
+            has_more = tx.effects.retry_at == LEFT_OVER
+            may_park = request.wait_s > 0 or has_more or self.is_asking(asked, request.claim_kind)
             return entries if entries or may_park else NOTHING
 
         if request.wait_s > 0:
