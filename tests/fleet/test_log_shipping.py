@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -129,6 +130,35 @@ def test_output_waits_for_a_daemon_that_is_away_and_the_run_does_not(
     daemon.until(2)
     assert sorted(daemon.log) == [(7, 0, b"during the outage"), (8, 0, b"too")]
     assert caplog.text.count("the output of runs waits for the daemon") == 1
+
+
+def test_a_run_prints_on_while_a_handler_has_the_warning_that_the_daemon_is_away(
+    shipping: LogShipping, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_shipping, "RETRY_S", 0.01)
+    daemon.problem = StoreUnavailable("the daemon is away")
+    has_printed = threading.Event()
+    found: list[bool] = []
+
+    def print_more() -> None:
+        log.write(b"more")
+        has_printed.set()
+
+    class Waiting(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            threading.Thread(target=print_more, daemon=True).start()
+            found.append(has_printed.wait(PATIENCE_S))
+            daemon.problem = None
+
+    handler = Waiting()
+    logging.getLogger("rota.fleet").addHandler(handler)
+    try:
+        log = log_of(shipping)
+        log.write(b"some, ")
+        daemon.until(1)
+    finally:
+        logging.getLogger("rota.fleet").removeHandler(handler)
+    assert found == [True]
 
 
 def test_a_bounded_number_of_logs_is_held_for_a_daemon_that_is_away(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -86,6 +87,8 @@ def test_a_reader_that_is_too_slow_continues_with_the_end() -> None:
 class Copied:
     """A copy that notes what it gets."""
 
+    problem = None
+
     def __init__(self) -> None:
         self.log: list[object] = []
 
@@ -154,3 +157,22 @@ def test_a_folder_that_cannot_be_created_ends_the_copy_and_not_the_run() -> None
     log.close()
     assert log.tail(5) == "hello"
     assert copy.problem
+
+
+def test_a_handler_may_write_to_the_log_whose_problem_it_reports() -> None:
+    log, _ = in_files(Path("/dev/null"))
+    told: list[str] = []
+
+    class IntoTheLog(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+            log.write(b"told")
+
+    handler = IntoTheLog()
+    logging.getLogger("rota.fleet").addHandler(handler)
+    try:
+        log.write(b"hello, ")
+    finally:
+        logging.getLogger("rota.fleet").removeHandler(handler)
+    assert log.kept() == b"hello, told"
+    assert [text.partition(": ")[0] for text in told] == ["the output of entry 7 is not kept in /dev/null"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from rota import Rota
 from rota.agent import Run
 from rota.fleet import RunContext
+from rota.fleet.runners import printing
 from rota.fleet.runners.printing import _SharedStream, keep_prints, release_streams
 
 
@@ -57,6 +60,73 @@ def test_tasks_and_their_threads_belong_to_the_run_and_echo_shows_it_too(capsys:
     wanted = "in a thread\n" + "x" * 10_000 + "a\nb\n"
     assert b"".join(log).decode() == wanted
     assert capsys.readouterr().out == wanted
+
+
+def test_what_rota_logs_on_the_way_goes_to_the_real_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    log: list[bytes] = []
+
+    def keep(data: bytes) -> None:
+        log.append(data)
+        print("cannot keep", data.decode().strip(), file=sys.stderr)
+
+    with keep_prints(keep):
+        print("one")
+        print(end="")
+        print("two", end="")
+    release_streams()
+    assert log == [b"one\n", b"two\n"]
+    assert capsys.readouterr() == ("", "cannot keep one\ncannot keep two\n")
+
+
+def test_a_thread_does_not_wait_for_another_whose_text_is_being_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printing, "WAITING_CHARS_MAX", 12)
+    log: list[bytes] = []
+
+    def keep(data: bytes) -> None:
+        if not log:  # as a logging handler that this thread waits for, and whose thread prints
+            context = contextvars.copy_context()
+            context.run(printing._printed.set, during)
+            other = threading.Thread(target=lambda: context.run(lambda: [print(f"other {n}") for n in range(3)]))
+            other.start()
+            other.join(30)
+            assert not other.is_alive()
+        log.append(data)
+
+    with keep_prints(keep):
+        during = printing._printed.get()
+        print("first")
+        print("last", end="")
+    release_streams()
+    assert b"".join(log).decode() == "first\nother 0\n\n… 16 characters dropped …\nlast\n"
+
+
+def test_a_log_that_cannot_be_kept_is_reported_by_rota_and_the_function_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rota.db-logs").write_text("not a folder")
+    with Rota(tmp_path / "rota.db") as rota:
+        job = rota.agent(prints)
+        entry = job.enqueue(1)
+        ended = threading.Thread(target=rota.run, kwargs={"until_idle": True, "echo": False}, daemon=True)
+        handler = logging.StreamHandler(_CurrentError())
+        logging.getLogger("rota.fleet").addHandler(handler)
+        try:
+            ended.start()
+            ended.join(60)
+            assert not ended.is_alive()
+        finally:
+            logging.getLogger("rota.fleet").removeHandler(handler)
+        assert entry.entry().exit_kind == "completed"
+    assert "the output of entry 1 is not kept" in capfd.readouterr().err
+
+
+class _CurrentError:
+    """What `sys.stderr` is when something is written, as the console of `rota run` has it."""
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(text)
+
+    def flush(self) -> None: ...
 
 
 def prints(ctx: Any, number: int) -> int:

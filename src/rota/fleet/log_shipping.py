@@ -38,7 +38,8 @@ class LogShipping:
 
     def __init__(self, api: SchedulerApi) -> None:
         self._api = api
-        self._changed = threading.Condition()  # guards all below
+        # guards all below; nothing is logged under it: a run's thread may wait for it inside a logging handler
+        self._changed = threading.Condition()
         self._unsent: dict[ShippedLog, None] = {}  # logs with output that was not sent, in order of their first output
         self._flushing = 0  # runs that wait for their last piece
         self._is_away = False  # the daemon, at the last attempt
@@ -59,8 +60,9 @@ class LogShipping:
         if thread is not None:
             thread.join(FLUSH_S)
             with self._changed:
-                if self._unsent:
-                    _log.warning("stopped before the output of %s runs was sent to the daemon", len(self._unsent))
+                unsent_count = len(self._unsent)
+            if unsent_count:
+                _log.warning("stopped before the output of %s runs was sent to the daemon", unsent_count)
 
     # --- for the runs ----------------------------------------------------------------------------
 
@@ -87,9 +89,11 @@ class LogShipping:
                 self._api.clock.wait(self._changed, left_s)
             self._flushing -= 1
             held = [each for each in self._unsent if each.has_ended]
-            if len(held) > UNSENT_LOGS_MAX:
-                del self._unsent[held[0]]
-                _log.warning("the rest of the output of entry %s was not sent to the daemon", held[0].entry.sched_id)
+            dropped = held[0] if len(held) > UNSENT_LOGS_MAX else None
+            if dropped is not None:
+                del self._unsent[dropped]
+        if dropped is not None:
+            _log.warning("the rest of the output of entry %s was not sent to the daemon", dropped.entry.sched_id)
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -143,9 +147,9 @@ class LogShipping:
 
     def _wait_for_daemon(self, problem: RotaError) -> bool:
         """Wait before the next attempt; return whether there is one."""
+        if not self._is_away:  # only this thread changes it
+            _log.warning("the output of runs waits for the daemon: %s", problem)
         with self._changed:
-            if not self._is_away:
-                _log.warning("the output of runs waits for the daemon: %s", problem)
             self._is_away = True
             self._changed.notify_all()
             give_up_at = self._api.clock.monotonic() + RETRY_S
@@ -156,6 +160,8 @@ class LogShipping:
 
 class ShippedLog:
     """The copy of one run's log at the daemon."""
+
+    problem = None  # its shipping reports what is wrong
 
     def __init__(self, shipping: LogShipping, log: BoundedLog, entry: ReadyEntry) -> None:
         self.log = log

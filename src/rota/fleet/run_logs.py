@@ -31,8 +31,13 @@ _log = logging.getLogger("rota.fleet")
 class LogCopy(Protocol):
     """Where the output of a run is copied to."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why the copy is incomplete, as a sentence. The log that is copied reports it once."""
+        ...
+
     def write(self, offset: int, data: bytes) -> None:
-        """Take output; `offset` counts what was printed before. It must not block."""
+        """Take output; `offset` counts what was printed before. It must not block, and not log: a lock is held."""
         ...
 
     def close(self) -> None:
@@ -51,6 +56,7 @@ class BoundedLog:
         self._head = bytearray()
         self._tail = bytearray()  # up to twice its final length, so that not every write shifts it
         self._past_head = 0  # bytes that arrived when the head was full
+        self._reported: set[str] = set()  # problems of copies
 
     @property
     def seen_bytes(self) -> int:
@@ -75,6 +81,7 @@ class BoundedLog:
                 self._write_tail(rest)
             for copy in self.copies:
                 copy.write(offset, data)
+        self._report_problems()
 
     def _write_tail(self, data: bytes) -> None:
         if len(data) >= self._tail_bytes:
@@ -112,6 +119,17 @@ class BoundedLog:
         """The run has ended: bring the copies to their end."""
         for copy in self.copies:
             copy.close()
+        self._report_problems()
+
+    def _report_problems(self) -> None:
+        """Log why copies are incomplete; without the lock, for which a handler may wait that writes to this log."""
+        if all(copy.problem is None for copy in self.copies):
+            return
+        with self._lock:
+            new = {copy.problem for copy in self.copies if copy.problem is not None} - self._reported
+            self._reported |= new
+        for problem in sorted(new):
+            _log.warning("%s", problem)
 
     def _end(self) -> bytes:
         return bytes(self._tail[-self._tail_bytes :]) if self._tail_bytes else b""
@@ -130,7 +148,7 @@ class LogFileCopy:
 
     def __init__(self, folder: LogFolder, sched_id: int, identify: Callable[[], LoggedRun], log_bytes: int) -> None:
         """`identify` is called when there is output: it may ask the store."""
-        self.problem: str | None = None  # why the copy is incomplete
+        self.problem: str | None = None
         self._sched_id = sched_id
         self._folder = folder
         self._identify = identify
@@ -158,5 +176,4 @@ class LogFileCopy:
             self._give_up(problem)
 
     def _give_up(self, problem: Exception) -> None:
-        self.problem = str(problem)
-        _log.warning("the output of entry %s is not kept in %s: %s", self._sched_id, self._folder.path, problem)
+        self.problem = f"the output of entry {self._sched_id} is not kept in {self._folder.path}: {problem}"

@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -31,7 +31,7 @@ from rota.fleet.runners.contract import (
     registered_function,
 )
 from rota.fleet.runners.cpu_hold import CpuHold
-from rota.fleet.runners.printing import keep_prints, release_streams
+from rota.fleet.runners.printing import apart_from_prints, keep_prints, release_streams
 from rota.fleet.runners.program import not_started_outcome, output_tail, whole_seconds
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.call_outcome import CallOutcome
@@ -100,7 +100,7 @@ class CallableRunner:
             unenforced += [told for told, _state in assignment.cpu.states(NO_GROUPS, "thread")]
         channel.started(stop_handle, advisories=unenforced)
         with keep_prints(channel.log, echo=self._resources.echo):
-            return call(function, facts, RunContext(facts, channel), stop_handle.set_cancel)
+            return call(function, facts, RunContext(facts, _with_own_streams(channel)), stop_handle.set_cancel)
 
     def _function(self, assignment: Assignment) -> Callable[..., Any]:
         path = assignment.settings.function
@@ -189,6 +189,27 @@ class CallableRunner:
                     clock=self._resources.clock,
                 )
             return self._workers
+
+
+def _with_own_streams(channel: RunChannel) -> RunChannel:
+    """Return a channel that does not print as the run: what rota logs during a call is not the function's output."""
+    return cast("RunChannel", _ChannelWithOwnStreams(channel))
+
+
+class _ChannelWithOwnStreams:
+    def __init__(self, channel: RunChannel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._channel, name)
+        if not callable(found):
+            return found
+
+        def call_apart(*arguments: Any, **options: Any) -> Any:
+            with apart_from_prints():
+                return found(*arguments, **options)
+
+        return call_apart
 
 
 def _with_output(ended: FunctionOutcome, channel: RunChannel) -> FunctionOutcome:
