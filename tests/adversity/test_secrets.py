@@ -58,7 +58,7 @@ kernel.agents.create("reader")
 kernel.store.backup(path + ".backup")
 store.write_private(path + ".trace", b"payloads")
 folder = LogFolder(Path(path + "-logs", "deep"), lambda ids: ())
-log = BoundedLog(100, LogFileCopy(folder, 7, lambda: LoggedRun(7, 1, 9, "ab"), 100))
+log = BoundedLog(100, LogFileCopy(folder, LoggedRun(7, 1, 9, "ab"), 100))
 log.write(b"output")
 directory = RuntimeDirectory(path)
 directory.acquire()
@@ -196,7 +196,7 @@ PLANTS = [_link, _hard_link, _fifo, _socket]
 
 
 def copy_in(folder: Path, sched_id: int = 7) -> LogFileCopy:
-    return LogFileCopy(LogFolder(folder, lambda _: ()), sched_id, lambda: LoggedRun(sched_id, 1, 9, "ab"), 100)
+    return LogFileCopy(LogFolder(folder, lambda _: ()), LoggedRun(sched_id, 1, 9, "ab"), 100)
 
 
 @pytest.mark.parametrize("plant", PLANTS)

@@ -109,7 +109,7 @@ def test_copies_get_everything_with_its_offset() -> None:
 
 
 def in_files(folder: Path, limit: int = 1024) -> tuple[BoundedLog, LogFileCopy]:
-    copy = LogFileCopy(LogFolder(folder, lambda _: ()), 7, lambda: LoggedRun(7, 1, 40, "ab"), limit)
+    copy = LogFileCopy(LogFolder(folder, lambda _: ()), LoggedRun(7, 1, 40, "ab"), limit)
     return BoundedLog(limit, copy), copy
 
 

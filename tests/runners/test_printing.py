@@ -8,12 +8,13 @@ import logging
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rota import Rota
 from rota.agent import Run
+from rota.errors import StoreUnavailable
 from rota.fleet import RunContext
 from rota.fleet.runners import printing
 from rota.fleet.runners.printing import _SharedStream, keep_prints, release_streams
@@ -118,6 +119,25 @@ def test_a_log_that_cannot_be_kept_is_reported_by_rota_and_the_function_goes_on(
             logging.getLogger("rota.fleet").removeHandler(handler)
         assert entry.entry().exit_kind == "completed"
     assert "the output of entry 1 is not kept" in capfd.readouterr().err
+
+
+def test_what_is_first_printed_during_an_outage_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("the database is away")
+
+    with Rota(tmp_path / "rota.db") as rota:
+        store = cast("Any", rota.api).kernel.store
+
+        @rota.agent
+        def job() -> None:
+            with monkeypatch.context() as outage:
+                outage.setattr(store, "read", away)
+                print("during the outage")
+            print("after it")
+
+        entry = job.enqueue()
+        rota.run(until_idle=True, echo=False)
+        assert rota.api.logs.read(entry.sched_id).data.decode() == "during the outage\nafter it\n"
 
 
 class _CurrentError:

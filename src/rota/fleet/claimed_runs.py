@@ -126,6 +126,7 @@ class ClaimedRuns:
                 delay_s = self._leave_to_others(agent, "function in this program", is_function=True)
                 return self._unprepared(entry, back="yield", back_after_s=delay_s)
             assignment = self.wait_out(lambda: self._assignment(entry, slot))
+            log = self.wait_out(lambda: self._open_log(assignment))
         except FleetInvalid as problem:
             self._quarantine(entry.pid, problem)
             return self._unprepared(entry, back="yield", back_after_s=UNRUNNABLE_RETRY_S)
@@ -136,7 +137,7 @@ class ClaimedRuns:
             _log.warning("entry %s cannot run: %s", entry.sched_id, problem)
             outcome = "not_found" if isinstance(problem, NotFound) else "runner_failed"
             return self._unprepared(entry, exit_kind="failed", outcome=outcome, result={"error": problem.message})
-        log, slot_hold = self._open_log(assignment), _SlotHold(loop, run_key(entry))
+        slot_hold = _SlotHold(loop, run_key(entry))
         run = LiveRun(self._api, assignment, self._watchdog, log, slot_hold)
         return PreparedRun(run, partial(self._execute, run, loop))
 
@@ -273,12 +274,13 @@ class ClaimedRuns:
         if not self._kept_logs.runs_max or not self._kept_logs.bytes_max:
             return log
         if isinstance(self._api, Dispatcher) and (beside := self._api.logs.folder) is not None:
-            log.copies.append(LogFileCopy(beside, entry.sched_id, partial(self._api.logs.logged_run, entry), log_bytes))
+            # now, and not when it prints: the store may be away then
+            log.copies.append(LogFileCopy(beside, self._api.logs.logged_run(entry), log_bytes))
         if self._shipping is not None:
             log.copies.append(self._shipping.copy_of(log, entry))
         if self._log_folder is not None:
             run = LoggedRun(entry.sched_id, entry.attempt, entry.token or 0, OWN_FOLDER_ID)
-            log.copies.append(LogFileCopy(self._log_folder, entry.sched_id, lambda: run, log_bytes))
+            log.copies.append(LogFileCopy(self._log_folder, run, log_bytes))
         return log
 
     def _bounded_log_folder(self, live_among: Callable[[Collection[int]], set[int]]) -> LogFolder | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from rota.errors import RotaError
@@ -146,12 +145,10 @@ def _without_partial_character(data: bytes) -> bytes:
 class LogFileCopy:
     """The copy of a log in files, which the first output creates. A full disk ends the copy, never the run."""
 
-    def __init__(self, folder: LogFolder, sched_id: int, identify: Callable[[], LoggedRun], log_bytes: int) -> None:
-        """`identify` is called when there is output: it may ask the store."""
+    def __init__(self, folder: LogFolder, run: LoggedRun, log_bytes: int) -> None:
         self.problem: str | None = None
-        self._sched_id = sched_id
         self._folder = folder
-        self._identify = identify
+        self._run = run
         self._log_bytes = log_bytes
         self._writer: LogWriter | None = None
 
@@ -162,7 +159,7 @@ class LogFileCopy:
         try:
             self._folder.make_room(runs=1 if self._writer is None else 0, size=len(data))
             if self._writer is None:
-                self._writer = LogWriter(self._folder.path, self._identify(), self._log_bytes)
+                self._writer = LogWriter(self._folder.path, self._run, self._log_bytes)
             self._writer.append(offset, data)
         except (OSError, RotaError) as problem:
             self._give_up(problem)
@@ -176,4 +173,4 @@ class LogFileCopy:
             self._give_up(problem)
 
     def _give_up(self, problem: Exception) -> None:
-        self.problem = f"the output of entry {self._sched_id} is not kept in {self._folder.path}: {problem}"
+        self.problem = f"the output of entry {self._run.sched_id} is not kept in {self._folder.path}: {problem}"

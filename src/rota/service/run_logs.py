@@ -194,7 +194,9 @@ class RunLogs:
         return self._store_id
 
     def _own_store_id(self) -> str:
-        return self._known_store_id() or self._kernel.env.write_keeping_cache(store_id)
+        if self._known_store_id() is None:
+            self._store_id = self._kernel.env.write_keeping_cache(store_id)
+        return str(self._store_id)
 
     def _live_among(self, sched_ids: Collection[int]) -> set[int]:
         return {sched_id for sched_id in sched_ids if self._is_live(sched_id)}
