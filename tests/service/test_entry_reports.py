@@ -222,3 +222,20 @@ def test_a_report_is_the_same_after_a_trip_over_the_wire(world: World, pid: int)
     found = shown(world, world.ended(pid, "failed", parent_id=1))
     assert msgspec.json.decode(msgspec.json.encode(found), type=EntryReport) == found
     assert isinstance(world.kernel, Kernel)
+
+
+def test_the_history_is_whole_when_the_clocks_of_hosts_differ_a_little(world: World, pid: int) -> None:
+    ids: list[int] = []
+    for ahead_s in (0.03, -0.03) * 20:  # every second event is of a host whose clock is behind
+        world.clock.jump(ahead_s)
+        world.clock.advance(0.001)
+        ids.append(world.put(pid))
+    for ahead_s in (0.03, -0.03) * 20:
+        world.clock.jump(ahead_s)
+        world.clock.advance(0.001)
+        (run,) = world.take(1)
+        end(world, run, exit_kind="completed")
+    for sched_id in ids:
+        found = shown(world, sched_id)
+        assert found.history_is_complete
+        assert [attempt.ended for attempt in found.attempts] == ["completed"]

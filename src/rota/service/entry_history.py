@@ -1,14 +1,14 @@
 """The history of an entry, read from the journal.
 
 The journal has no index by entry. The row of an entry says when it was enqueued and when it ended, and event ids grow
-with time, so a binary search finds the range of events that can be about it. A long range is read from both ends,
-`SCAN_MAX` events each, and the history is then marked as incomplete. An event that a caller recorded with another time
-may lie outside the range and is not found.
+with time, so a binary search finds the range of events that can be about it. Hosts that share a database write with
+clocks that differ a little, so an event may have an earlier time than the one before it: the range is searched with a
+margin of `DISORDER_S` at both ends. A long range is read from both ends, `SCAN_MAX` events each, and the history is
+then marked as incomplete. An event that a caller recorded with another time may lie outside the range and is not found.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from rota.store import Row, Transaction
 __all__ = ["SCAN_MAX", "EntryHistory", "read_history"]
 
 SCAN_MAX = 5_000  # events that are read from each end
+DISORDER_S = 0.25  # by how much an event may be earlier than the one before it; a database's clocks differ by 0.03
 ERROR_CHARS_MAX = 200  # of an error, in a line
 
 
@@ -42,10 +43,10 @@ class EntryHistory(NamedTuple):
 def read_history(tx: Transaction, row: Row, cursor: int) -> EntryHistory:
     """Read the history of an entry up to an event."""
     sched_id, created_at, completed_at, token = row[0], row[CREATED_AT], row[COMPLETED_AT], row[TOKEN]
-    start = journal.first_event_at(tx, 1, cursor, created_at)
+    start = journal.first_event_at(tx, 1, cursor, created_at - DISORDER_S)
     end = cursor
     if completed_at is not None:
-        end = journal.first_event_at(tx, start, cursor, math.nextafter(completed_at, math.inf)) - 1
+        end = journal.first_event_at(tx, start, cursor, completed_at + DISORDER_S) - 1
     found = {
         event.event_id: event
         for low, high in _id_ranges(start, end, token)
