@@ -61,8 +61,8 @@ between both. If a group keeps its cores by mistake there may be no such core. B
 members than cores, is alone on one and its time passes more slowly: the speed is at most that.
 
 **The global bound.** A competitor (an entity without a group, or a group) that stays runnable gets its weighted max-min
-share of the cores, to within 2 % and six slices of the longest class, for a group one more for each core that it can use
-at once. The reason: an entity is within one slice of its core's time (the bound of eevdf, which holds between
+share of the cores, to within 2 % and six slices of the longest class, and for a group one more for each core that it
+can use at once. The reason: an entity is within one slice of its core's time (the bound of eevdf, which holds between
 migrations); common times differ by `IMBALANCE_MAX_NS` for each pair of loads, plus the slices in progress until the
 next comparison; what is forgiven adds at most `FORGIVEN_FROM_NS` when the population changes. A simulation beside a
 fluid model checks it. It holds where every core may be used, and not for masks of a few cores that overlap: a free
