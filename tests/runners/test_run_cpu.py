@@ -147,7 +147,10 @@ def test_a_program_runs_on_those_of_its_cores_that_are_there_and_the_others_are_
     ]
 
 
-def test_a_lease_is_asked_out_of_the_cores_that_project_and_agent_share() -> None:
+def test_a_run_asks_for_the_cores_that_project_and_agent_share_with_a_lease_or_without() -> None:
+    assert asked({"cores": "0-3"}, cores="2-5").own.cores == "2-3"
+    assert asked({"cores": "0-3"}, weight=2).own.cores == "0-3"
+    assert asked({"cores": "0-3"}, cores="3-5", quota="200ms/100ms").own.quota is None  # more than core 3 has
     assert asked({"cores": "0-3"}, cores="2-5", lease=1).own.cores == "2-3"
     assert asked({"cores": "0-3", "lease": 1}).own.cores == "0-3"
     with pytest.raises(FleetInvalid, match="lease \\(2\\) is more than the cores that it may use \\(3\\)"):

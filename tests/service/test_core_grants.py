@@ -154,10 +154,48 @@ def test_a_lease_takes_only_allowed_cores_and_none_that_others_need(world: World
     assert first.allowed == (3,)
     second = CoreGrants(world.kernel).grant(*claimed(world, "b"), four, CoreAsk(cpu=CpuSettings(cores="2-3", lease=1)))
     assert second.leased == (2,)  # core 3 is the only one that the first may use
-    with pytest.raises(LeaseRefused, match=r"entry \d+ \(a\) may run on core 3 only"):
+    with pytest.raises(LeaseRefused, match=r"core 3 is the last open one of entry \d+ \(a\)"):
         CoreGrants(world.kernel).grant(*claimed(world, "c"), four, CoreAsk(cpu=CpuSettings(cores="3", lease=1)))
     with pytest.raises(LeaseRefused, match="cores 7 are asked of four, which has 0-3"):
         CoreGrants(world.kernel).grant(*claimed(world, "d"), four, CoreAsk(cpu=CpuSettings(cores="7", quota="1/10")))
+
+
+FOUR = CoreHost(key="four", name="four", cores=(0, 1, 2, 3))
+
+
+def ask_four(world: World, claim: tuple[int, int], **cpu: Any) -> CoreGrant:
+    return CoreGrants(world.kernel).grant(*claim, FOUR, CoreAsk(cpu=CpuSettings(**cpu)))
+
+
+def test_leases_leave_a_run_that_names_its_cores_one_of_them(world: World) -> None:
+    """Neither one lease of several cores nor several leases take the last one."""
+    pinned = claimed(world, "pinned")
+    assert ask_four(world, pinned, cores="2-3").allowed == (2, 3)
+    first = claimed(world, "first")
+    assert ask_four(world, first, lease=2).leased == (1, 3)  # not both of its cores
+    with pytest.raises(LeaseRefused) as refused:
+        ask_four(world, claimed(world, "second"), cores="2-3", lease=2)
+    assert refused.value.message == (
+        f"2 cores asked of four, 0 free: core 2 is the last open one of entry {pinned[0]} (pinned), "
+        f"core 3 is leased by entry {first[0]} (first)"
+    )
+    check_replay(world)
+
+
+def test_a_lease_prefers_cores_that_no_run_names(world: World) -> None:
+    ask_four(world, claimed(world, "pinned"), cores="2-3")
+    assert ask_four(world, claimed(world, "first"), lease=1).leased == (1,)
+
+
+def test_a_run_that_names_its_cores_waits_while_all_of_them_are_leased(world: World) -> None:
+    owner, pinned = claimed(world, "owner"), claimed(world, "pinned")
+    ask_four(world, owner, cores="3", lease=1)
+    with pytest.raises(LeaseRefused) as refused:
+        ask_four(world, pinned, cores="3")
+    assert refused.value.message == f"cores 3 are asked of four: core 3 is leased by entry {owner[0]} (owner)"
+    assert ask_four(world, pinned, cores="2-3").allowed == (2, 3)
+    world.queue.complete(owner[0], "completed", token=owner[1])
+    assert ask_four(world, pinned, cores="3").allowed == (3,)
 
 
 def test_the_same_claim_may_ask_again(world: World) -> None:
@@ -260,7 +298,13 @@ def test_a_class_is_mapped_by_its_profile_and_recorded(world: World) -> None:
 def test_only_what_promises_or_takes_something_needs_a_grant() -> None:
     assert not needs_grant(None)
     assert not needs_grant(CpuSettings(weight=3))
-    for settings in ({"lease": 1}, {"quota": "1/10"}, {"realtime": "deadline:1/10"}, {"class_": "batch"}):
+    for settings in (
+        {"lease": 1},
+        {"cores": "0"},
+        {"quota": "1/10"},
+        {"realtime": "deadline:1/10"},
+        {"class_": "batch"},
+    ):
         assert needs_grant(CpuSettings(**settings)), settings
     assert not needs_grant(CpuSettings(realtime="fifo:3"))
 

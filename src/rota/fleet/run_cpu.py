@@ -17,7 +17,7 @@ from rota.host.confinement import Confinement
 from rota.host.cpu_groups import CpuOwner, Where, cpu_states, niceness, run_scheduling
 from rota.host.thread_settings import Scheduling
 from rota.model.agent_settings import AgentSettings
-from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, read_cpu
+from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_cores, read_cpu
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
 
 __all__ = ["NO_GROUPS", "RunCpu", "run_cpu"]
@@ -76,9 +76,14 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         sets = [owner.cpu.core_set for owner in self.owners if owner.cpu.core_set is not None]
         return self.usable.intersection(*sets) if sets else None
 
+    @property
+    def has_cores(self) -> bool:
+        """Whether there is a core that it may use."""
+        return self.allowed is None or bool(self.allowed)
+
     def check_cores(self) -> None:
         """Raise CommandInvalid if there is no core that it may use."""
-        if self.allowed is None or self.allowed:
+        if self.has_cores:
             return
         named = [f"{owner.label} names cores {owner.cpu.cores}" for owner in self.owners if owner.cpu.cores]
         usable = f"usable cores: {core_list(self.usable)}"
@@ -128,15 +133,19 @@ def run_cpu(
 
 
 def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:
-    """What a run asks for: as the agent says, else as its project says, whose weight and quota are for all its runs."""
-    cores, lease = agents.cores or projects.cores, agents.lease or projects.lease
-    if lease and agents.core_set is not None and projects.core_set is not None:
+    """What a run asks for: as the agent says, else as its project says, whose weight and quota are for all its runs.
+
+    It may use the cores that both allow. A quota that is more than these have limits nothing.
+    """
+    cores, quota = agents.cores or projects.cores, agents.budget
+    if agents.core_set is not None and projects.core_set is not None:
         cores = core_list(agents.core_set & projects.core_set) or cores
+    limits = quota is not None and (cores is None or quota.cores <= len(parse_cores(cores)))
     return CpuSettings(
         weight=agents.weight,
-        quota=agents.quota,
+        quota=agents.quota if limits else None,
         cores=cores,
-        lease=lease,
+        lease=agents.lease or projects.lease,
         class_=agents.class_ if agents.class_ != "normal" else projects.class_,
         realtime=agents.realtime or projects.realtime,
     )

@@ -48,14 +48,11 @@ class SupervisedCores:
     def execute(self, run: LiveRun, execute: Callable[[], RunOutcome]) -> RunOutcome:
         """Execute a run with the cores that it is granted; if it is refused, it goes back to the queue."""
         cpu, entry = run.assignment.cpu, run.entry
-        asks = cpu is not None and needs_grant(cpu.own)
-        if cpu is None or not (asks or cpu.own.cores):
+        if cpu is None or not needs_grant(cpu.own) or not cpu.has_cores:  # without any, its runner refuses it
             return execute()
         confinement, host = self._here()
         cpu = msgspec.structs.replace(cpu, confinement=confinement)
         run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
-        if not asks:
-            return execute()
         assert entry.token is not None  # noqa: S101  # it was claimed
         try:
             granted = grant(self._api, host, entry.sched_id, entry.token, cpu.own)

@@ -7,13 +7,15 @@ what is missing in numbers and which entries have it:
     two cores, entry 4 leases core 1; entry 9 asks for a core
     → LeaseRefused: 1 core asked of box, 0 free: core 0 is kept for everything else, core 1 is leased by entry 4 (build)
 
-The highest free cores are leased first, so that the lowest ones stay open, and one core always does. A reservation
+The highest free cores are leased first, so that the lowest ones stay open, and one core always does. A run that names
+its `cores` keeps one of them that is not leased, and is itself refused while all of them are. A reservation
 (`realtime = "deadline:2/10"`, or the steps of an island) goes to the first allowed core that can serve it beside the
 others. A quota and a weight are never refused: they limit or share, and promise nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
@@ -155,8 +157,8 @@ class _HostTable:
         leased = self._choose(ask.cpu.lease, allowed, asker) if ask.cpu.lease else ()
         places = leased or tuple(core for core in allowed if core not in self.taken)
         reserved = _reserved(ask)
-        if reserved and not places:
-            raise self._no_core(ask, allowed)
+        if not places and (reserved or ask.cpu.cores is not None):
+            raise self._no_core(ask, allowed, asker, is_reserved=bool(reserved))
         specs = tuple(self._spec(one, _mask(places)) for one in reserved)
         if ask.island is not None:
             self._admit_island(ask, asker, specs, self._lease(asker, leased, specs))
@@ -186,30 +188,51 @@ class _HostTable:
         return found
 
     def _choose(self, wanted: int, allowed: Sequence[int], asker: Asker) -> tuple[int, ...]:
-        """Return the cores to lease, the highest first: the lowest ones stay for everything else."""
+        """Return the cores to lease, the highest first: the lowest ones stay for everything else.
+
+        They are chosen one by one, because each may be the last place of a run that names its cores. Those that fewer
+        such runs name come first. Where such runs overlap, another choice might have found more.
+        """
+        named = Counter(core for each in self._live for core in each.allowed)
+        chosen: list[int] = []
+        while len(chosen) < wanted:
+            words = self._why_not(chosen, allowed)
+            free = [core for core in allowed if core not in words and core not in chosen]
+            if not free:
+                asked = f"{wanted} core{'s' * (wanted > 1)} asked of {self._host.name}, {len(chosen)} free"
+                raise LeaseRefused(
+                    f"{asked}: {', '.join(words[core] for core in allowed if core in words)}",
+                    hint="Wait until a lease ends, ask for fewer cores, or run it on another host.",
+                    lease_id=asker.sched_id,
+                    proofs=["no_housekeeping_core"],
+                )
+            chosen.append(max(free, key=lambda core: (-named[core], core)))
+        return tuple(sorted(chosen))
+
+    def _why_not(self, chosen: Sequence[int], allowed: Sequence[int]) -> dict[int, str]:
+        """Say of each core that cannot be leased why, if the chosen ones are leased."""
+        everywhere = set(self._host.cores)
         words = {core: f"core {core} is leased by {_holder(each)}" for core, each in self.taken.items()}
         for each in self._live:
             for core in (one.core or 0 for one in each.reserved):
                 words.setdefault(core, f"time of core {core} is reserved by {_holder(each)}")
-            if len(each.allowed) == 1:
-                words.setdefault(each.allowed[0], f"{_holder(each)} may run on core {each.allowed[0]} only")
-        free = [core for core in allowed if core not in words]
-        rest = [core for core in self._host.cores if core not in self.taken]
-        if rest and set(rest) <= set(free):  # one core stays for everything else
+            places = [core for core in each.allowed if core not in self.taken and core not in chosen]
+            if len(places) == 1 and not everywhere <= set(each.allowed):
+                words.setdefault(places[0], f"core {places[0]} is the last open one of {_holder(each)}")
+        rest = everywhere - set(self.taken) - set(chosen)
+        if rest and rest <= set(allowed) - set(words):  # one core stays for everything else
             words[min(rest)] = f"core {min(rest)} is kept for everything else"
-            free.remove(min(rest))
-        if len(free) < wanted:
-            asked = f"{wanted} core{'s' * (wanted > 1)} asked of {self._host.name}, {len(free)} free"
-            raise LeaseRefused(
-                f"{asked}: {', '.join(words[core] for core in allowed if core in words)}",
-                hint="Wait until a lease ends, ask for fewer cores, or run it on another host.",
-                lease_id=asker.sched_id,
-                proofs=["no_housekeeping_core"],
-            )
-        return tuple(sorted(sorted(free, reverse=True)[:wanted]))
+        return words
 
-    def _no_core(self, ask: CoreAsk, allowed: Sequence[int]) -> Refused:
+    def _no_core(self, ask: CoreAsk, allowed: Sequence[int], asker: Asker, *, is_reserved: bool) -> Refused:
         holders = ", ".join(f"core {core} is leased by {_holder(self.taken[core])}" for core in allowed)
+        if not is_reserved:
+            return LeaseRefused(
+                f"cores {ask.cpu.cores} are asked of {self._host.name}: {holders}",
+                hint="Wait until a lease ends, or allow it other cores.",
+                lease_id=asker.sched_id,
+                proofs=["unrelated_work_pinned"],
+            )
         what = ask.island or "the reservation"
         return ContextRefused(
             f"{what} finds no core of {self._host.name}: {holders}", context_id=None, missing=[holders]

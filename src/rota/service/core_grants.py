@@ -170,12 +170,16 @@ def refused_delay_s(waited_s: float) -> float:
 
 
 def needs_grant(settings: CpuSettings | None) -> bool:
-    """Whether a run with these settings needs a grant before it starts."""
+    """Whether a run with these settings needs a grant before it starts.
+
+    `cores` promise nothing, but a lease has to leave the run one of them.
+    """
     if settings is None:
         return False
     policy = settings.policy
     is_reserved = policy is not None and policy.policy == "deadline"
-    return bool(settings.lease) or settings.quota is not None or is_reserved or settings.class_ != "normal"
+    places = settings.lease or settings.cores is not None
+    return bool(places) or settings.quota is not None or is_reserved or settings.class_ != "normal"
 
 
 def grant(api: SchedulerApi, host: CoreHost, sched_id: int, token: int, settings: CpuSettings) -> CoreGrant:
