@@ -23,6 +23,7 @@ from rota.fleet import supervised_cores
 from rota.fleet.on_ray import ray_runs
 from rota.fleet.progress import PAUSE_S, ProgressReports
 from rota.fleet.restarts import Restarts
+from rota.fleet.runners.resources import RunnerResources
 from rota.host.watchdog import Watchdog
 from rota.model.ray import RayCluster
 from rota.rpc.daemon import agent_recovery, http, lost_workers, tcp
@@ -139,7 +140,7 @@ def test_the_ends_of_quarantines(said: Any) -> None:
 
 def test_leased_cores(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised_cores, "open_cores", failing())
-    cores = supervised_cores.SupervisedCores(stub())
+    cores = supervised_cores.SupervisedCores(stub(), RunnerResources())
     for _ in range(TRIES):
         cores.on_due()
     assert said() == ["cannot read which cores are leased"]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from rota.cli import app
+from rota import Rota
+from rota.cli import app as cli
+from rota.fleet.agent_settings import AgentSettings
+from rota.fleet.run_cpu import RunCpu, where_of
 from rota.host.thread_settings import allowed_cores
+from rota.model.cpu import CpuSettings
 
 CORES = len(allowed_cores())
 FLEET = """
@@ -41,7 +46,44 @@ def test_runs_that_ask_for_the_same_cores_take_turns_and_give_them_back(
 ) -> None:
     before = allowed_cores()
     (tmp_path / "fleet.toml").write_text(FLEET.format(first=first, second=second))
-    done = CliRunner().invoke(app, ["run", str(tmp_path / "fleet.toml"), "--until-idle"])
+    done = CliRunner().invoke(cli, ["run", str(tmp_path / "fleet.toml"), "--until-idle"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "order").read_text().split() == ["start", "end", "start", "end"]
     assert allowed_cores() == before
+
+
+@pytest.mark.parametrize("where", ["agent", "project"])
+def test_no_core_is_leased_to_a_function_on_a_thread_which_would_not_run_there(where: str) -> None:
+    cpu = CpuSettings(lease=1)
+    with Rota() as app:
+        app.project("night", cpu=cpu if where == "project" else None)
+
+        @app.agent(project="night", cpu=cpu if where == "agent" else None)
+        def control() -> None: ...
+
+        job = control.enqueue()
+        app.run(until_idle=True)
+        assert job.entry().exit_kind == "completed"
+        events = app.api.journal.tail()
+    assert [event.kind for event in events if event.kind.startswith("kernel.cores.")] == []
+    (told,) = (text for event in events for text in event.payload.get("advisories", ()))
+    assert told.startswith("cpu lease = 1 is refused: the function shares the supervisor's process")
+
+
+@pytest.mark.parametrize(
+    ("settings", "holds_processes", "asked"),
+    [
+        (AgentSettings(runner="command", argv=("x",)), False, {"cores": "0", "lease": 1, "class": "batch"}),
+        (AgentSettings(isolation="process"), True, {"cores": "0", "lease": 1, "class": "batch"}),
+        (AgentSettings(isolation="process"), False, {"class": "batch"}),
+        (AgentSettings(), True, None),
+        (AgentSettings(runner="graph"), True, None),
+    ],
+)
+def test_a_run_asks_only_for_what_it_is_held_to(
+    settings: AgentSettings, holds_processes: bool, asked: dict[str, object] | None
+) -> None:
+    own = CpuSettings(cores="0", lease=1, class_="batch")
+    cpu = RunCpu(owners=(), usable=frozenset({0, 1}), own=own)
+    found = cpu.asked(where_of(settings), holds_processes=holds_processes)
+    assert (None if found is None else msgspec.to_builtins(found)) == asked

@@ -278,6 +278,9 @@ WARNINGS = {
     "[agents.f]\nfunction = 'json:dumps'\nbudget = {tokens = 5}\ncpu = {weight = 3}": (
         "agents.f.cpu: is not enforced for a function on a thread; set isolation = 'process'"
     ),
+    "[projects.p]\ncpu = {lease = 1}\n[agents.f]\nproject = 'p'\nfunction = 'json:dumps'\nbudget = {tokens = 5}": (
+        "agents.f: the lease of its project is not granted to a function on a thread; set isolation = 'process'"
+    ),
     A + "cpu = {lease = 4000}": (
         f"agents.a.cpu.lease: 4000 of {len(allowed_cores())} cores: one stays for everything else, so it never runs"
     ),

@@ -20,7 +20,9 @@ from rota.model.agent_settings import AgentSettings
 from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_cores, read_cpu
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
 
-__all__ = ["NO_GROUPS", "RunCpu", "run_cpu"]
+__all__ = ["NO_GROUPS", "RunCpu", "run_cpu", "where_of"]
+
+_ON_THREADS = ("graph", "hook")  # runners whose runs are on threads of the supervisor
 
 NO_GROUPS: Mapping[Feature, FeatureSupport] = {
     feature: FeatureSupport(feature, None, "none is used here") for feature in FEATURES
@@ -76,6 +78,17 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         sets = [owner.cpu.core_set for owner in self.owners if owner.cpu.core_set is not None]
         return self.usable.intersection(*sets) if sets else None
 
+    def asked(self, where: Where, *, holds_processes: bool) -> CpuSettings | None:
+        """Return what a run asks the admission for, None for nothing: only what it would then be held to.
+
+        `holds_processes` says whether control groups hold worker processes to cores.
+        """
+        if where == "thread":
+            return None
+        if where == "process" and not holds_processes:
+            return msgspec.structs.replace(self.own, cores=None, lease=0)
+        return self.own
+
     @property
     def has_cores(self) -> bool:
         """Whether there is a core that it may use."""
@@ -130,6 +143,15 @@ def run_cpu(
         owners.append(CpuOwner(f"agent:{agent.pid}", agent.name, agents, agent.weight / WEIGHT_UNIT))
     own = _merged(agents or CpuSettings(), projects or CpuSettings())
     return RunCpu(owners=tuple(owners), usable=usable, own=own)
+
+
+def where_of(settings: AgentSettings) -> Where:
+    """Return where the runs of an agent are executed; runners of other packages start programs."""
+    if settings.executes in _ON_THREADS:
+        return "thread"
+    if settings.executes != "callable":
+        return "program"
+    return "process" if settings.isolation == "process" else "thread"
 
 
 def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:

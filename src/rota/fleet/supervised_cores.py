@@ -17,9 +17,12 @@ import msgspec
 from rota.errors import Refused, RotaError
 from rota.fault_log import FaultLog
 from rota.fleet.live_run import LiveRun
+from rota.fleet.run_cpu import RunCpu, where_of
 from rota.fleet.runners.contract import RunOutcome
+from rota.fleet.runners.resources import RunnerResources
 from rota.host.confinement import Confinement
 from rota.model.core_grants import CoreHost
+from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted, CoresReturned, Event
 from rota.service.api import SchedulerApi
 from rota.service.core_grants import grant, needs_grant, open_cores, refused_delay_s, release, this_host
@@ -36,8 +39,9 @@ class SupervisedCores:
 
     kinds = (CoresGranted.kind, CoresReturned.kind)
 
-    def __init__(self, api: SchedulerApi) -> None:
+    def __init__(self, api: SchedulerApi, resources: RunnerResources) -> None:
         self._api = api
+        self._resources = resources
         self._lock = threading.Lock()
         self._host: CoreHost | None = None
         self._confinement: Confinement | None = None
@@ -48,14 +52,17 @@ class SupervisedCores:
     def execute(self, run: LiveRun, execute: Callable[[], RunOutcome]) -> RunOutcome:
         """Execute a run with the cores that it is granted; if it is refused, it goes back to the queue."""
         cpu, entry = run.assignment.cpu, run.entry
-        if cpu is None or not needs_grant(cpu.own) or not cpu.has_cores:  # without any, its runner refuses it
+        asked = None if cpu is None else self._asked(run, cpu)
+        if (
+            cpu is None or asked is None or not needs_grant(asked) or not cpu.has_cores
+        ):  # without any its runner refuses
             return execute()
         confinement, host = self._here()
         cpu = msgspec.structs.replace(cpu, confinement=confinement)
         run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
         assert entry.token is not None  # noqa: S101  # it was claimed
         try:
-            granted = grant(self._api, host, entry.sched_id, entry.token, cpu.own)
+            granted = grant(self._api, host, entry.sched_id, entry.token, asked)
         except Refused as refusal:
             self._tell(run, refusal.message)
             return RunOutcome(yield_after_s=refused_delay_s(self._api.clock.now() - entry.created_at))
@@ -68,6 +75,13 @@ class SupervisedCores:
             return execute()
         finally:
             self._release(run, entry.token)
+
+    def _asked(self, run: LiveRun, cpu: RunCpu) -> CpuSettings | None:
+        """Return what the run asks for: a core that it would not be held to would only be idle."""
+        where = where_of(run.assignment.settings)
+        groups = self._resources
+        holds = where == "process" and groups.cpu_groups.works and groups.cgroups.support["cores"].works
+        return cpu.asked(where, holds_processes=holds)
 
     def _tell(self, run: LiveRun, problem: str) -> None:
         """Say once why a run waits."""

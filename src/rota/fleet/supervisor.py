@@ -135,7 +135,7 @@ class Supervisor:
         self._functions: RegisteredFunctions = {} if functions is None else functions  # the caller may add some later
         self._watchdog = Watchdog(api.clock, "rota-watchdog")
         self._restarts = Restarts(api, self._watchdog)
-        self._cores = SupervisedCores(api)
+        self._cores = SupervisedCores(api, self.resources)
         self._ray = SupervisedRay(
             api,
             self.settings.ray,

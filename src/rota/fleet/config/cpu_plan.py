@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,7 +30,7 @@ class CpuRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def cpu_rows(fleet: Fleet) -> list[CpuRow]:
     """Return what each setting amounts to. Control groups are tried only if the file has such settings."""
-    found = list(_settings(fleet))
+    found = [*_settings(fleet), *_leases_of_projects(fleet)]
     if not found:
         return []
     support, granted, usable = Cgroups(prepare=False).support, allowed_policies(), usable_cores()
@@ -54,9 +55,30 @@ def cpu_warnings(fleet: Fleet) -> Iterator[str]:
             yield f"{key}.cores: its project allows cores {core_list(within)} only, so its runs will fail"
         elif why := why_never_leased(cpu, usable, within):
             yield f"{key}.lease: {why}, so it never runs"
+    for _, name, *_ in _leases_of_projects(fleet):
+        key = join_key("agents", name)
+        yield f"{key}: the lease of its project is not granted to a function on a thread; set isolation = 'process'"
 
 
-def _settings(fleet: Fleet) -> Iterator[tuple[str, str, CpuSettings, Where, frozenset[int] | None]]:
+_Found: TypeAlias = tuple[str, str, CpuSettings, Where, frozenset[int] | None]
+
+
+def _leases_of_projects(fleet: Fleet) -> Iterator[_Found]:
+    """The leases that functions on threads would have from their projects."""
+    for name, agent in fleet.agents.items():
+        owner = None if agent.project is None else fleet.projects.get(agent.project)
+        has_own = agent.cpu is not None and agent.cpu.lease
+        if (
+            _where(agent) == "thread"
+            and not has_own
+            and owner is not None
+            and owner.cpu is not None
+            and owner.cpu.lease
+        ):
+            yield "agent", name, CpuSettings(lease=owner.cpu.lease), "thread", None
+
+
+def _settings(fleet: Fleet) -> Iterator[_Found]:
     """The settings of projects and agents, where they apply, and the cores that the project of an agent names."""
     for name, project in fleet.projects.items():
         if project.cpu is not None:
