@@ -70,6 +70,7 @@ NOT_REMOTE = {
     "queue.cancel_batch_in": "runs inside the caller's transaction",
     "queue.entry_with_key": "runs inside the caller's transaction",
     "queue.spawn_in": "runs inside the caller's transaction",
+    "queue.wake_in": "runs inside the caller's transaction",
     "queue.live_run": "runs inside the caller's transaction",
     "queue.park": "runs the caller's transaction",
     "queue.watch": "calls back",

@@ -16,7 +16,7 @@ from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, ReservedTime
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted, CoresRefused, CoresReturned, LeaseChanged, ProfileMapped
 from rota.model.workers import SlotPool
-from rota.service.core_grants import CoreGrants, needs_grant, open_cores, refused_delay_s, this_host
+from rota.service.core_grants import WOKEN_S, CoreGrants, needs_grant, open_cores, refused_delay_s, this_host
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from tests.kernel.world import World
@@ -204,6 +204,90 @@ def test_the_same_claim_may_ask_again(world: World) -> None:
     assert lease(world, claim).leased == (1,)
     assert leased(world) == {1: claim[0]}
     check_replay(world)
+
+
+# --- entries that wait ----------------------------------------------------------------------------
+
+
+def refused(world: World, claim: tuple[int, int], delay_s: float = 10.0, **cpu: Any) -> int:
+    """A claim that is refused the cores of a host with four, and goes back to the queue for a time; its entry."""
+    with pytest.raises((LeaseRefused, ContextRefused)):
+        ask_four(world, claim, **cpu)
+    world.queue.put_back(claim[0], token=claim[1], delay_s=delay_s)
+    return claim[0]
+
+
+def claims(world: World, *settings: dict[str, Any]) -> list[tuple[int, int]]:
+    """Claims of new entries, each of an agent of its own."""
+    for number, spec in enumerate(settings):
+        world.put(world.agent(f"agent {number}"), **spec)
+    return [(entry.sched_id, entry.token or 0) for entry in sorted(world.take(9), key=lambda entry: entry.sched_id)]
+
+
+def test_when_a_grant_ends_the_first_that_wait_for_it_are_woken_in_claim_order(world: World) -> None:
+    owner = claimed(world, "owner")
+    ask_four(world, owner, lease=3)
+    first, low, high, wide = claims(world, {}, {}, {"priority": 5}, {"priority": 9})
+    waiting = [refused(world, claim, lease=1) for claim in (first, low, high)]
+    refused(world, wide, cores="3", lease=1)
+    assert world.take_ids() == []
+    assert CoreGrants(world.kernel).release(*owner)
+    assert world.take_ids() == [wide[0], high[0], first[0]]  # there are three cores, and they came in this order
+    assert world.state(low[0]) == "queued:time"
+    assert waiting == [first[0], low[0], high[0]]
+    check_replay(world)
+
+
+def test_an_entry_that_asks_for_more_than_has_become_free_does_not_keep_the_cores_idle(world: World) -> None:
+    owner, other = claimed(world, "owner"), claimed(world, "other")
+    ask_four(world, owner, lease=1)
+    ask_four(world, other, lease=2)
+    wide, narrow = claims(world, {"priority": 5}, {})
+    refused(world, wide, lease=2)
+    refused(world, narrow, lease=1)
+    CoreGrants(world.kernel).release(*owner)
+    assert world.take_ids() == [narrow[0]]
+
+
+def test_what_was_woken_a_moment_ago_is_not_overtaken(world: World) -> None:
+    owner, other = claimed(world, "owner"), claimed(world, "other")
+    ask_four(world, owner, lease=3)
+    ask_four(world, other, cores="0")
+    first, second = claims(world, {}, {})
+    refused(world, first, cores="3", lease=1)
+    refused(world, second, cores="3", lease=1)
+    cores = CoreGrants(world.kernel)
+    cores.release(*owner)
+    cores.release(*other)
+    assert [world.state(claim[0]) for claim in (first, second)] == ["queued", "queued:time"]
+    world.clock.advance(WOKEN_S)  # nothing claims it
+    assert cores.release(*other) is False
+    ask_four(world, other, cores="0")
+    cores.release(*other)
+    assert world.state(second[0]) == "queued"
+
+
+def test_who_asks_first_after_a_claim_has_expired_does_not_come_before_those_that_wait(world: World) -> None:
+    owner = claimed(world, "owner", claim_timeout_s=30)
+    ask_four(world, owner, lease=3)
+    low, high = claims(world, {}, {"priority": 5})
+    refused(world, high, delay_s=100, cores="3", lease=1)
+    world.clock.advance(31)
+    world.queue.upkeep()
+    with pytest.raises(LeaseRefused, match=rf"core 3 is leased by entry {high[0]} \(agent 1\)"):
+        ask_four(world, low, cores="3", lease=1)
+    assert world.state(high[0]) == "queued"
+    check_replay(world)
+
+
+def test_an_entry_past_its_deadline_is_not_woken(world: World) -> None:
+    owner = claimed(world, "owner")
+    ask_four(world, owner, lease=3)
+    (late,) = claims(world, {"deadline": world.now + 5})
+    refused(world, late, delay_s=1, lease=1)
+    world.clock.advance(6)
+    assert CoreGrants(world.kernel).release(*owner)
+    assert world.take_ids() == []
 
 
 # --- reservations and islands ---------------------------------------------------------------------

@@ -63,6 +63,7 @@ def _granted(plan: Plan, store: str | None) -> Iterator[tuple[CoreGrant, OnEpoch
             yield api.cores.grant(sched_id, token, host, ask), _heartbeat(api, sched_id, token)
             exit_kind = "completed"
         finally:
+            api.cores.release(sched_id, token)  # what waits for its cores is claimed at once
             api.queue.complete(sched_id, exit_kind, token=token)
 
 

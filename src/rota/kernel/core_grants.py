@@ -10,6 +10,9 @@ Who may have what is decided above (`service/core_grants.py`), in the same trans
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import msgspec
 
 from rota.decoding import decode_json
@@ -27,6 +30,7 @@ __all__ = [
     "leased_cores",
     "live_grants",
     "refusals",
+    "refused_on",
     "remove_ended",
     "remove_grant",
     "save_grant",
@@ -48,19 +52,20 @@ def leased_cores(tx: Transaction, host: str) -> dict[int, int]:
     return {int(core): int(sched_id) for core, sched_id in tx.run(sql.LEASES, (host,))}
 
 
-def remove_ended(tx: Transaction, now: float) -> None:
-    """Remove grants whose claim has ended, a bounded number."""
+def remove_ended(tx: Transaction, now: float) -> bool:
+    """Remove grants whose claim has ended, a bounded number; returns whether there were any."""
     ended = [int(row[0]) for row in tx.run(sql.ENDED, (ENDED_MAX,))]
     if ended:
         _remove(tx, ended, "claim_ended", now)
+    return bool(ended)
 
 
-def remove_grant(tx: Transaction, sched_id: int, token: int, now: float) -> bool:
-    """Remove the grant of a claim; returns whether there was one."""
-    if [(row[0], row[1]) for row in tx.run(sql.GET, (sched_id,))] != [(sched_id, token)]:
-        return False
-    _remove(tx, [sched_id], "released", now)
-    return True
+def remove_grant(tx: Transaction, sched_id: int, token: int, now: float) -> str | None:
+    """Remove the grant of a claim; returns its host, None if there was none."""
+    host = next((str(row[2]) for row in tx.run(sql.GET, (sched_id,)) if row[1] == token), None)
+    if host is not None:
+        _remove(tx, [sched_id], "released", now)
+    return host
 
 
 def save_grant(tx: Transaction, grant: CoreGrant) -> None:
@@ -89,22 +94,28 @@ def save_grant(tx: Transaction, grant: CoreGrant) -> None:
 def refusals(tx: Transaction) -> list[CoreRefusal]:
     """Return the last refusal of each queued entry that was refused lately, newest first."""
     found: dict[int, CoreRefusal] = {}
-    for at, payload in tx.run(sql.REFUSED_LATELY, (LATELY_EVENTS, LATELY_EVENTS)):
-        refusal = _refusal(at, payload)
-        if refusal is not None:
-            found.setdefault(refusal.sched_id, refusal)
+    for at, event in _refused_lately(tx):
+        refusal = CoreRefusal(
+            sched_id=event.sched_id, host_name=event.host_name, at=at, reason=event.reason, held_by=event.held_by
+        )
+        found.setdefault(event.sched_id, refusal)
     waiting = {int(row[0]) for row in tx.run(sql.QUEUED, (json_list(found),))}
     return [refusal for sched_id, refusal in found.items() if sched_id in waiting]
 
 
-def _refusal(at: float, payload: str) -> CoreRefusal | None:
-    try:
-        event = decode_json(payload, CoresRefused)
-    except DECODE_ERRORS:
-        return None  # `rota db check` reports it
-    return CoreRefusal(
-        sched_id=event.sched_id, host_name=event.host_name, at=at, reason=event.reason, held_by=event.held_by
-    )
+def refused_on(tx: Transaction, host: str) -> dict[int, CoresRefused]:
+    """Return what each entry that a host refused lately asked of it last, by entry."""
+    found: dict[int, CoresRefused] = {}
+    for _at, event in _refused_lately(tx):
+        if event.host == host and event.asked:
+            found.setdefault(event.sched_id, event)
+    return found
+
+
+def _refused_lately(tx: Transaction) -> Iterator[tuple[float, CoresRefused]]:
+    for at, payload in tx.run(sql.REFUSED_LATELY, (LATELY_EVENTS, LATELY_EVENTS)):
+        with suppress(*DECODE_ERRORS):  # `rota db check` reports it
+            yield at, decode_json(payload, CoresRefused)
 
 
 def _remove(tx: Transaction, sched_ids: list[int], reason: str, now: float) -> None:

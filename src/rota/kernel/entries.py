@@ -107,6 +107,15 @@ class Entries(EntryReads):
             flows.mark_ready(tx, [(row.pid, row.project_id) for row in ready], event_id=event_id)
         tx.effects.wake_parked = True
 
+    def wake_in(self, tx: Transaction, rows: Sequence[RowToChange], now: float) -> None:
+        """End the wait of queued entries for a time, inside a transaction; those past their deadline are left."""
+        changes = {"runnable_at": now}
+        waiting = [row for row in rows if row.hold == "time" and problem_with_change(row, changes) is None]
+        if waiting:
+            self._env.cache.invalidate()
+            self._change(tx, waiting, changes, now)
+            self._env.cache.invalidate()
+
     def release(self, sched_id: int) -> ReadyEntry:
         """Release an entry from a failed predecessor or from its affinity hold.
 

@@ -709,6 +709,7 @@ class CoresRefused(EventData, frozen=True, kw_only=True):
     held_by: tuple[int, ...] = ()  # entries whose grants are in the way
     missing: list[str] = []
     island: str | None = None
+    asked: dict[str, Any] = {}  # of which host and what: it is decided again when a grant there ends
 
 
 class CoresReturned(EventData, frozen=True, kw_only=True):

@@ -15,10 +15,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from rota.clock import SystemClock
+from rota.decoding import convert
 from rota.errors import Refused, RotaError
 from rota.kernel import Kernel
 from rota.kernel.clock_jumps import now_as_stored
@@ -27,10 +31,12 @@ from rota.kernel.core_grants import (
     leased_cores,
     live_grants,
     refusals,
+    refused_on,
     remove_ended,
     remove_grant,
     save_grant,
 )
+from rota.kernel.entries import RowToChange, rows_to_change
 from rota.kernel.journal import append
 from rota.kernel.lookups import find_agent
 from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, CoreStatus, HostStatus
@@ -54,7 +60,16 @@ __all__ = [
 
 REFUSED_DELAY_MIN_S, REFUSED_DELAY_MAX_S = 1.0, 10.0  # after which an entry that was refused is claimed again
 REFUSED_DELAY_PART = 10  # one part in so many of the time that it has waited
-_ADMISSION = "rota.service.core_admission"
+WAKE_MAX = 16  # refused entries that are looked at when a grant ends: to decide about one costs a millisecond
+WOKEN_S = 1.0  # how long what one that was woken would be granted is kept for it
+_ADMISSION = "rota.service.core_admission"  # by its name: it loads the engine, which few processes need
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What was asked of which host, as a refusal records it."""
+
+    host: CoreHost
+    ask: CoreAsk
 
 
 # --- the rows ------------------------------------------------------------------------------------
@@ -68,17 +83,19 @@ class CoreGrants:
 
     def grant(self, sched_id: int, token: int, host: CoreHost, ask: CoreAsk) -> CoreGrant:
         """Grant a live claim what it asks of a host, or raise the refusal; both are recorded."""
-        admission = resolve_name(_ADMISSION)  # by its name: it loads the engine, which few processes need
+        admission = resolve_name(_ADMISSION)
         env = self._kernel.env
 
         def work(tx: Transaction) -> CoreGrant | Refused:
             now = env.read_clock(tx)
             run = self._kernel.queue.live_run(tx, sched_id, token)
-            remove_ended(tx, now)
+            has_ended = remove_ended(tx, now)
             agent = find_agent(tx, run.pid)
             asker = admission.Asker(sched_id, token, run.pid, agent.name, run.project_id, now)
             record: list[EventData] = []
             live = live_grants(tx, host.key)
+            if has_ended:  # those who waited for it come first
+                live += self._wake_refused(tx, host.key, now, before=sched_id)
             try:
                 granted: CoreGrant | Refused = admission.decide(host, live, ask, asker, record)
             except Refused as refusal:
@@ -97,9 +114,49 @@ class CoreGrants:
         return granted
 
     def release(self, sched_id: int, token: int) -> bool:
-        """End the grant of a claim before the claim ends; returns whether there was one."""
+        """End the grant of a claim before the claim ends; returns whether there was one.
+
+        The first entries that wait for what it had are runnable at once.
+        """
         env = self._kernel.env
-        return env.write_keeping_cache(lambda tx: remove_grant(tx, sched_id, token, env.read_clock(tx)))
+
+        def work(tx: Transaction) -> bool:
+            now = env.read_clock(tx)
+            host = remove_grant(tx, sched_id, token, now)
+            if host is not None:
+                self._wake_refused(tx, host, now)
+            return host is not None
+
+        return env.write_keeping_cache(work)
+
+    def _wake_refused(self, tx: Transaction, host: str, now: float, *, before: int | None = None) -> list[CoreGrant]:
+        """Wake the refused entries that a host can serve now, in claim order.
+
+        Returns what they will be granted, of those that come `before` an entry. What will be granted to entries that
+        were woken a moment ago, and have not been claimed yet, counts as taken.
+        """
+        refused = refused_on(tx, host)
+        if not refused:
+            return []
+        rows = sorted(rows_to_change(tx, [*refused, *([] if before is None else [before])]), key=_claim_order)
+        admission, live = resolve_name(_ADMISSION), live_grants(tx, host)
+        woken: list[RowToChange] = []
+        ahead: list[CoreGrant] = []
+        is_ahead = before is not None
+        for row in [row for row in rows if row.sched_id == before or _waits(row, now)][:WAKE_MAX]:
+            if row.sched_id == before:
+                is_ahead = False
+                continue
+            event = refused[row.sched_id]
+            asker = admission.Asker(row.sched_id, 0, row.pid, event.owner, row.project_id, now)
+            with suppress(RotaError, msgspec.ValidationError):  # refused again, or recorded by another version
+                asked = convert(event.asked, _Asked)
+                granted = admission.decide(asked.host, live, asked.ask, asker, [])
+                live.append(granted)
+                woken.append(row)
+                ahead += [granted] * is_ahead
+        self._kernel.queue.wake_in(tx, woken, now)
+        return ahead
 
     def leased(self, host: str) -> dict[int, int]:
         """Return the leased cores of a host, and the entry that leases each."""
@@ -136,7 +193,18 @@ def _refused_event(
         ),
         missing=[str(each) for each in missing],
         island=ask.island,
+        asked=msgspec.to_builtins(_Asked(host, ask)),
     )
+
+
+def _waits(row: RowToChange, now: float) -> bool:
+    """Whether a refused entry waits for its time, or was woken and is about to be claimed."""
+    return row.state == "queued" and (row.hold == "time" or (row.hold is None and row.runnable_at > now - WOKEN_S))
+
+
+def _claim_order(row: RowToChange) -> tuple[int, int]:
+    """The order in which entries came: each refusal has moved their time."""
+    return -row.priority, row.sched_id
 
 
 def _host_status(grants: list[CoreGrant]) -> HostStatus:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -52,7 +53,7 @@ from rota.host.process_cpu import thread_cpu_s
 from rota.model.graph_runs import ENDED, GraphRun
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
-from rota.service.core_grants import refused_delay_s, this_host
+from rota.service.core_grants import refused_delay_s, release, this_host
 
 __all__ = ["GraphRunner"]
 
@@ -121,12 +122,22 @@ class GraphRunner:
     ) -> RunOutcome:
         """Run epochs until the run waits or ends. An island is admitted first, or tried again later."""
         plan = self._plan(run)
-        if plan.spec.graph.island is not None:
-            try:
-                api.cores.grant(entry.sched_id, entry.token or 0, this_host(), island_ask(plan))
-            except (IslandRefused, LeaseRefused, ContextRefused) as refusal:  # recorded; `rota why` shows it
-                channel.log(f"rota: {refusal.message}\n".encode())
-                return RunOutcome(yield_after_s=refused_delay_s(api.clock.now() - entry.created_at))
+        if plan.spec.graph.island is None:
+            return self._run_epochs(api, run, plan, channel, stop)
+        try:
+            api.cores.grant(entry.sched_id, entry.token or 0, this_host(), island_ask(plan))
+        except (IslandRefused, LeaseRefused, ContextRefused) as refusal:  # recorded; `rota why` shows it
+            channel.log(f"rota: {refusal.message}\n".encode())
+            return RunOutcome(yield_after_s=refused_delay_s(api.clock.now() - entry.created_at))
+        try:
+            return self._run_epochs(api, run, plan, channel, stop)
+        finally:
+            with suppress(RotaError):  # it ends with the claim
+                release(api, entry.sched_id, entry.token or 0)
+
+    def _run_epochs(
+        self, api: SchedulerApi, run: GraphRun, plan: Plan, channel: RunChannel, stop: StopToken
+    ) -> RunOutcome:
         account = _account(api, run, plan, channel)
         fails_closed = plan.spec.graph.island is not None
         options = self._options(api, run, account, stop, fails_closed=fails_closed)

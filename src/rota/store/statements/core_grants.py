@@ -40,7 +40,7 @@ LEASE = Statement(
 GET = Statement(
     "core_grant_get",
     "The grant of an entry.",
-    "SELECT sched_id, token FROM core_grants WHERE sched_id = ?",
+    "SELECT sched_id, token, host FROM core_grants WHERE sched_id = ?",
 )
 DELETE = Statement(
     "core_grants_delete",
