@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from rota import store
 from rota.cli import app
+from rota.cli.graph_island import admitted
 from rota.clock import ManualClock
-from rota.errors import IslandRefused
+from rota.errors import IslandRefused, StaleClaim
 from rota.graph import (
     ComponentRegistry,
     RuntimeRunner,
@@ -134,4 +135,18 @@ def test_the_command_admits_or_refuses_the_whole_graph(tmp_path: Path, budget: i
     kinds = [event.kind for event in kernel.journal.tail(0, 1000)]
     assert CoresGranted.kind in kinds
     assert kernel.queue.get(1).exit_kind == "completed"
+    kernel.store.close()
+
+
+def test_an_island_whose_process_is_killed_leaves_no_entry_that_a_worker_would_claim(tmp_path: Path) -> None:
+    database = str(tmp_path / "rota.db")
+    process = admitted(plan(), database, quiet=True)
+    process.__enter__()
+    kernel = Kernel(store.open(database))
+    kernel.queue.gc_dispatched(0, kernel.clock.now() + 1)  # as when its claim has expired
+    entry = kernel.queue.get(1)
+    assert (entry.state, entry.exit_kind, entry.outcome) == ("completed", "crashed", "claim_expired")
+    assert kernel.queue.claim(worker_id="w", max_n=1) == []
+    with pytest.raises(StaleClaim):
+        process.__exit__(None, None, None)
     kernel.store.close()

@@ -71,7 +71,8 @@ def _claim(api: SchedulerApi, name: str) -> tuple[int, int]:
     """Claim an entry of the agent with the graph's name: the grant belongs to it."""
     found = api.agents.find(name)
     pid = found[0].pid if found else api.agents.create(name)
-    sched_id = api.queue.enqueue(ScheduleSpec(pid))
+    # one attempt: if this process is killed, no worker can go on with its run
+    sched_id = api.queue.enqueue(ScheduleSpec(pid, max_attempts=1))
     worker = f"graph-run-{os.getpid()}"
     entry = api.queue.force_claim(sched_id, worker_id=worker, claim_timeout_s=CLAIM_TIMEOUT_S)
     return sched_id, entry.token or 0

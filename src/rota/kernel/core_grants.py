@@ -1,7 +1,7 @@
 """Core grants as rows: leased cores and reserved time on the hosts of a store.
 
 A grant belongs to a claim and is live while that claim is. So nothing has to be written when a claim ends, expires or
-is taken back: a grant whose claim has ended does not count any more, and the next grant removes its row
+is taken back: a grant whose claim has ended or expired does not count any more, and the next grant removes its row
 (`remove_ended`). The primary key of the leases is the core of a host, so two supervisors cannot lease one core, however
 they decide.
 
@@ -42,9 +42,9 @@ LATELY_EVENTS = 2_000  # how far back refusals are looked for
 _encode = msgspec.json.Encoder().encode
 
 
-def live_grants(tx: Transaction, host: str | None = None) -> list[CoreGrant]:
+def live_grants(tx: Transaction, now: float, host: str | None = None) -> list[CoreGrant]:
     """Return the live grants of a host, or of all hosts, by entry."""
-    return [_decode(sched_id, body) for sched_id, body in tx.run(sql.LIVE, (host, GRANTS_MAX))]
+    return [_decode(sched_id, body) for sched_id, body in tx.run(sql.LIVE, (host, now, GRANTS_MAX))]
 
 
 def leased_cores(tx: Transaction, host: str) -> dict[int, int]:

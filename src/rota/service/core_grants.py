@@ -88,12 +88,13 @@ class CoreGrants:
 
         def work(tx: Transaction) -> CoreGrant | Refused:
             now = env.read_clock(tx)
+            self._kernel.queue.maintenance.run_due(tx, now, now_from_clock=True)  # an expired claim has no cores
             run = self._kernel.queue.live_run(tx, sched_id, token)
             has_ended = remove_ended(tx, now)
             agent = find_agent(tx, run.pid)
             asker = admission.Asker(sched_id, token, run.pid, agent.name, run.project_id, now)
             record: list[EventData] = []
-            live = live_grants(tx, host.key)
+            live = live_grants(tx, now, host.key)
             if has_ended:  # those who waited for it come first
                 live += self._wake_refused(tx, host.key, now, before=sched_id)
             try:
@@ -139,7 +140,7 @@ class CoreGrants:
         if not refused:
             return []
         rows = sorted(rows_to_change(tx, [*refused, *([] if before is None else [before])]), key=_claim_order)
-        admission, live = resolve_name(_ADMISSION), live_grants(tx, host)
+        admission, live = resolve_name(_ADMISSION), live_grants(tx, now, host)
         woken: list[RowToChange] = []
         ahead: list[CoreGrant] = []
         is_ahead = before is not None
@@ -166,13 +167,14 @@ class CoreGrants:
         """Return the live grants of every host or of one, refused entries, and contexts of CPU time."""
 
         def work(tx: Transaction) -> CoreStatus:
+            now = now_as_stored(tx, self._kernel.env)
             hosts: dict[str, list[CoreGrant]] = {}
-            for each in live_grants(tx, host):
+            for each in live_grants(tx, now, host):
                 hosts.setdefault(each.host, []).append(each)
             return CoreStatus(
                 hosts=[_host_status(grants) for grants in hosts.values()],
                 refused=refusals(tx),
-                contexts=cpu_contexts(tx, now_as_stored(tx, self._kernel.env)),
+                contexts=cpu_contexts(tx, now),
             )
 
         return self._kernel.env.read(work)

@@ -15,11 +15,12 @@ _LIVE_POSTGRES = (
 )
 LIVE = Statement(
     "core_grants_live",
-    "The grants of live claims, on one host or on all, by entry.",
-    f"SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) AND {_LIVE} "
-    "ORDER BY g.sched_id LIMIT +?2",
-    postgres=f"SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) AND {_LIVE_POSTGRES} "
-    "ORDER BY g.sched_id LIMIT ?2",
+    "The grants of claims that are live at a time, on one host or on all, by entry.",
+    f"SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) "
+    f"AND {_LIVE[:-1]} AND q.claim_expires_at > +?2) ORDER BY g.sched_id LIMIT +?3",
+    postgres="SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) "
+    f"AND {_LIVE_POSTGRES.replace(') IS NOT NULL', ' AND q.claim_expires_at > ?2) IS NOT NULL')} "
+    "ORDER BY g.sched_id LIMIT ?3",
 )
 ENDED = Statement(
     "core_grants_ended",
