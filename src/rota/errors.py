@@ -626,6 +626,7 @@ class ContextRefused(Refused, code=-32307, name="cpu_context_refused"):
     hint = "Ask for less per period, a longer period, or another core."
     context_id: int | None
     missing: dict[str, Any] | None
+    never: bool | None  # whether no host could grant it
 
 
 class LeaseRefused(Refused, code=-32198, name="kernel_lease_refused"):
@@ -633,6 +634,7 @@ class LeaseRefused(Refused, code=-32198, name="kernel_lease_refused"):
 
     lease_id: int
     proofs: list[str]
+    never: bool | None  # whether no host could grant it
 
 
 class IslandRefused(Refused, code=-32199, name="kernel_island_refused"):
@@ -641,6 +643,7 @@ class IslandRefused(Refused, code=-32199, name="kernel_island_refused"):
     island_id: int
     evidence: dict[str, Any]
     missing: dict[str, Any] | None
+    never: bool | None  # whether no host could grant it
 
 
 # --- authentication and authorization ------------------------------------------------------------

@@ -87,3 +87,51 @@ def test_a_run_asks_only_for_what_it_is_held_to(
     cpu = RunCpu(owners=(), usable=frozenset({0, 1}), own=own)
     found = cpu.asked(where_of(settings), holds_processes=holds_processes)
     assert (None if found is None else msgspec.to_builtins(found)) == asked
+
+
+def test_a_run_that_no_host_could_grant_its_reservation_fails_at_once(tmp_path: Path) -> None:
+    """It is not tried again either: another attempt would end in the same way."""
+    (tmp_path / "fleet.toml").write_text(
+        "store = 'db'\n[agents.a]\ncommand = ['true']\n"
+        "cpu = {realtime = 'deadline:10/10'}\ntriggers = [{on = 'start'}]\n"
+    )
+    done = CliRunner().invoke(cli, ["run", str(tmp_path / "fleet.toml"), "--until-idle"])
+    assert done.exit_code == 1, done.output
+    with Rota(str(tmp_path / "db")) as app:
+        entry = app.api.queue.get(1)
+    assert (entry.exit_kind, entry.outcome, entry.attempt) == ("failed", "cores_never_granted", 1)
+    assert "1,000,000 needed, 950,000 available" in entry.result["error"]
+
+
+ISLAND = """
+schema_version: 2
+graph: {name: voice, island: {period_ms: 1000, memory_bytes: 1000, slots: 1}}
+lanes: {loop: {type: event_loop}}
+edges: []
+components:
+  - {id: tick, type: rota.input, execution: {EXECUTION}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("execution", "ends", "error"),
+    [
+        ("lane: loop, budget_ms: 500", "completed", None),
+        ("lane: loop, budget_ms: 999", "failed", "999,000 needed, 950,000 available"),
+        ("lane: loop", "failed", "component tick has no budget_ms"),
+    ],
+)
+def test_a_graph_as_an_island_is_admitted_or_fails(
+    tmp_path: Path, execution: str, ends: str, error: str | None
+) -> None:
+    (tmp_path / "voice.yaml").write_text(ISLAND.replace("EXECUTION", execution))
+    (tmp_path / "fleet.toml").write_text(
+        "store = 'db'\n[graphs.voice]\nfile = 'voice.yaml'\ninputs = {tick = 1}\ntriggers = [{on = 'start'}]\n"
+    )
+    done = CliRunner().invoke(cli, ["run", str(tmp_path / "fleet.toml"), "--until-idle"])
+    with Rota(str(tmp_path / "db")) as app:
+        (entry,), _total = app.api.queue.list()
+        assert entry.exit_kind == ends, done.output
+        assert app.api.cores.status().hosts == []
+        if error is not None:
+            assert error in entry.result["error"]

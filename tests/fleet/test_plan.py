@@ -278,6 +278,10 @@ WARNINGS = {
     "[agents.f]\nfunction = 'json:dumps'\nbudget = {tokens = 5}\ncpu = {weight = 3}": (
         "agents.f.cpu: is not enforced for a function on a thread; set isolation = 'process'"
     ),
+    A + "cpu = {realtime = 'deadline:10/10'}": (
+        "agents.a.cpu.realtime: no core can reserve deadline:10/10 "
+        "(utilisation of core 0 in ppm: 1,000,000 needed, 950,000 available), so its runs will fail"
+    ),
     "[projects.p]\ncpu = {lease = 1}\n[agents.f]\nproject = 'p'\nfunction = 'json:dumps'\nbudget = {tokens = 5}": (
         "agents.f: the lease of its project is not granted to a function on a thread; set isolation = 'process'"
     ),

@@ -330,6 +330,22 @@ def test_a_reservation_keeps_off_leased_cores(world: World) -> None:
         reserve(world, claimed(world, "c"), 90)
 
 
+def test_a_refusal_says_whether_any_host_could_grant_it(world: World) -> None:
+    """An ask that only this host cannot serve may be served by another one."""
+    with pytest.raises(ContextRefused, match="1,000,000 needed, 950,000 available") as refused:
+        reserve(world, claimed(world, "a"), 100)
+    assert refused.value.data["never"] is True
+    asks: list[dict[str, Any]] = [{"lease": 2}, {"lease": 4000}, {"cores": "7", "lease": 1}]
+    for number, ask in enumerate(asks):
+        with pytest.raises(LeaseRefused) as only_here:
+            CoreGrants(world.kernel).grant(*claimed(world, f"b{number}"), BOX, CoreAsk(cpu=CpuSettings(**ask)))
+        assert "never" not in only_here.value.data
+    crowded = island(cpu=CpuSettings(lease=1), reserved=(ReservedTime(name="x", budget_ns=8, period_ns=10),) * 2)
+    with pytest.raises(IslandRefused) as refused_island:
+        CoreGrants(world.kernel).grant(*claimed(world, "c"), BOX, crowded)
+    assert refused_island.value.data["never"] is True
+
+
 def island(**fields: Any) -> CoreAsk:
     steps = (
         ReservedTime(name="mix", budget_ns=3 * MS, period_ns=10 * MS, criticality="critical"),

@@ -51,7 +51,7 @@ def _words(grant: CoreGrant) -> Iterator[str]:
 @contextlib.contextmanager
 def _granted(plan: Plan, store: str | None) -> Iterator[tuple[CoreGrant, OnEpoch]]:
     ask = island_ask(plan)
-    host = this_host(memory_bytes=_memory_bytes(), slots=os.cpu_count() or 1)
+    host = this_host()
     if store is None:
         asker = Asker(0, 0, 0, plan.name, None, SystemClock().now())
         yield decide(host, (), ask, asker, []), lambda _epoch: None
@@ -103,10 +103,3 @@ def _on_cores(cores: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0

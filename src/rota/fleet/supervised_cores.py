@@ -24,6 +24,7 @@ from rota.host.confinement import Confinement
 from rota.model.core_grants import CoreHost
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted, CoresReturned, Event
+from rota.model.retries import CORES_NEVER_GRANTED
 from rota.service.api import SchedulerApi
 from rota.service.core_grants import grant, needs_grant, open_cores, refused_delay_s, release, this_host
 
@@ -50,7 +51,10 @@ class SupervisedCores:
         self._told: dict[int, str] = {}  # why entries wait, by entry
 
     def execute(self, run: LiveRun, execute: Callable[[], RunOutcome]) -> RunOutcome:
-        """Execute a run with the cores that it is granted; if it is refused, it goes back to the queue."""
+        """Execute a run with the cores that it is granted; if it is refused, it goes back to the queue.
+
+        If no host could grant what it asks for, it fails.
+        """
         cpu, entry = run.assignment.cpu, run.entry
         asked = None if cpu is None else self._asked(run, cpu)
         if (
@@ -64,6 +68,8 @@ class SupervisedCores:
         try:
             granted = grant(self._api, host, entry.sched_id, entry.token, asked)
         except Refused as refusal:
+            if refusal.data.get("never"):
+                return RunOutcome(exit_kind="failed", outcome=CORES_NEVER_GRANTED, result={"error": refusal.message})
             self._tell(run, refusal.message)
             return RunOutcome(yield_after_s=refused_delay_s(self._api.clock.now() - entry.created_at))
         self._told.pop(entry.sched_id, None)

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from rota.model.lifecycle import ENTRY
 from rota.model.work import ReadyEntry
 
-__all__ = ["NOT_RETRIED", "NOT_RETRYABLE", "why_not_retried"]
+__all__ = ["CORES_NEVER_GRANTED", "NOT_RETRIED", "NOT_RETRYABLE", "why_not_retried"]
 
 NOT_RETRYABLE = "not_retryable"  # the outcome of a function that raised an error its agent declares as final
+CORES_NEVER_GRANTED = "cores_never_granted"  # the outcome of a run that asks for more than any host could grant
 
 NOT_RETRIED: Mapping[str, str] = {  # by outcome: why another attempt would end the same way
+    CORES_NEVER_GRANTED: "no host can grant the cores that it asks for",
     "over_budget": "another attempt would exceed its budget again",
     "unreadable": "its stored row cannot be read",
     NOT_RETRYABLE: "its agent declares this error as non_retryable",

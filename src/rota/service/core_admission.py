@@ -31,7 +31,9 @@ from rota.model.events import EventData, ProfileMapped
 from rota.service.admission import PPM, UNLIMITED_PPM, Admission, OwnerLimit
 from rota.service.profiles import Hint, ProfileLimit, ProfileTable
 
-__all__ = ["Asker", "decide"]
+__all__ = ["Asker", "decide", "why_never"]
+
+NEVER_CORES_MAX = 256  # of a host that is imagined to see whether any could grant an ask
 
 HINTS_OF: dict[CpuClass, Hint] = {"sensitive": "latency_sensitive", "normal": "agent", "batch": "batch"}
 _WHOLE = PPM  # a context of a core's whole time
@@ -94,6 +96,25 @@ def decide(
         devices=ask.devices,
         evidence=table.evidence,
     )
+
+
+def why_never(ask: CoreAsk) -> Refused | None:
+    """Return the refusal of a host with cores enough that has nothing else to do; None: there it would be granted.
+
+    Of an ask for very many cores, None too.
+    """
+    wanted = ask.cpu.core_set or frozenset(range(max(1, ask.cpu.lease + len(_reserved(ask)))))
+    cores = (*sorted(wanted), max(wanted) + 1)  # one stays for everything else
+    if cores[-1] >= NEVER_CORES_MAX:
+        return None
+    capacity = {name: getattr(ask, name) for name in ("memory_bytes", "slots", "tokens", "devices")}
+    host = CoreHost(key="any", name="any host", cores=cores, **capacity)
+    try:
+        decide(host, (), ask, Asker(1, 1, 1, "it", None, 0.0), [])
+    except Refused as refusal:
+        refusal.data["never"] = True
+        return refusal
+    return None
 
 
 class _HostTable:

@@ -100,7 +100,7 @@ class CoreGrants:
             try:
                 granted: CoreGrant | Refused = admission.decide(host, live, ask, asker, record)
             except Refused as refusal:
-                granted = refusal
+                granted = admission.why_never(ask) or refusal
             for fact in record:
                 append(tx, fact, now=now)
             if isinstance(granted, CoreGrant):
@@ -225,13 +225,22 @@ def _host_status(grants: list[CoreGrant]) -> HostStatus:
 # --- for supervisors -----------------------------------------------------------------------------
 
 
-def this_host(*, memory_bytes: int = 0, slots: int = 0) -> CoreHost:
+def this_host() -> CoreHost:
     """Return this machine and the cores that this process may use. Its key is the same in every container."""
     name = os.uname().nodename or "localhost"
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     boot, _, _ = SystemClock().boot_id().partition("/")  # without the time namespace, which a container may have
     key = name if boot.startswith("process-") else boot
-    return CoreHost(key=key, name=name, cores=tuple(cores), memory_bytes=memory_bytes, slots=slots)
+    return CoreHost(
+        key=key, name=name, cores=tuple(cores), memory_bytes=_memory_bytes(), slots=os.cpu_count() or len(cores)
+    )
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
 
 
 def refused_delay_s(waited_s: float) -> float:

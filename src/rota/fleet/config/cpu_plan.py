@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -12,8 +12,15 @@ from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import Cgroups
 from rota.host.cpu_groups import Where, cpu_states, why_never_leased
 from rota.host.thread_settings import usable_cores
+from rota.lazy import late
+from rota.model.core_grants import CoreAsk
 from rota.model.cpu import CpuSettings, core_list
 from rota.model.struct_reader import join_key
+
+if TYPE_CHECKING:
+    from rota.service import core_admission as admission
+else:
+    admission = late("rota.service.core_admission")  # it loads the engine, for reservations only
 
 __all__ = ["CpuRow", "cpu_rows", "cpu_warnings"]
 
@@ -55,6 +62,10 @@ def cpu_warnings(fleet: Fleet) -> Iterator[str]:
             yield f"{key}.cores: its project allows cores {core_list(within)} only, so its runs will fail"
         elif why := why_never_leased(cpu, usable, within):
             yield f"{key}.lease: {why}, so it never runs"
+        never = admission.why_never(CoreAsk(cpu=CpuSettings(realtime=cpu.realtime))) if _reserves(cpu) else None
+        if never is not None:
+            most = ", ".join(never.data.get("missing", ())[:1])
+            yield f"{key}.realtime: no core can reserve {cpu.realtime} ({most}), so its runs will fail"
     for _, name, *_ in _leases_of_projects(fleet):
         key = join_key("agents", name)
         yield f"{key}: the lease of its project is not granted to a function on a thread; set isolation = 'process'"
@@ -88,6 +99,10 @@ def _settings(fleet: Fleet) -> Iterator[_Found]:
             owner = None if agent.project is None else fleet.projects.get(agent.project)
             within = None if owner is None or owner.cpu is None else owner.cpu.core_set
             yield "agent", name, agent.cpu, _where(agent), within
+
+
+def _reserves(cpu: CpuSettings) -> bool:
+    return cpu.policy is not None and cpu.policy.policy == "deadline"
 
 
 def _where(agent: AgentTable) -> Where:

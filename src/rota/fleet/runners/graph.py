@@ -124,9 +124,12 @@ class GraphRunner:
         plan = self._plan(run)
         if plan.spec.graph.island is None:
             return self._run_epochs(api, run, plan, channel, stop)
+        ask = island_ask(plan)
         try:
-            api.cores.grant(entry.sched_id, entry.token or 0, this_host(), island_ask(plan))
+            api.cores.grant(entry.sched_id, entry.token or 0, this_host(), ask)
         except (IslandRefused, LeaseRefused, ContextRefused) as refusal:  # recorded; `rota why` shows it
+            if refusal.data.get("never"):
+                return self._end(api, run, "failed", error=refusal.message)
             channel.log(f"rota: {refusal.message}\n".encode())
             return RunOutcome(yield_after_s=refused_delay_s(api.clock.now() - entry.created_at))
         try:
