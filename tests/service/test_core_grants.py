@@ -19,6 +19,7 @@ from rota.model.workers import SlotPool
 from rota.service.core_grants import WOKEN_S, CoreGrants, needs_grant, open_cores, refused_delay_s, this_host
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
+from rota.service.explanation_summary import explain_many
 from tests.kernel.world import World
 
 MS = 1_000_000
@@ -450,6 +451,23 @@ def test_why_says_that_the_cores_were_refused_and_who_has_them(world: World) -> 
         "wait for a lease to end, or ask for less",  # being runnable earlier alone would not start it
         "make it runnable now",
     ]
+
+
+def test_why_of_many_entries_counts_refused_cores_in_place_of_the_time_of_the_next_attempt(world: World) -> None:
+    world.kernel.workers.register("w", "i", kind="supervisor", host="box", os_pid=1, pools=[SlotPool("w", 4)])
+    owner = claimed(world, "owner")
+    lease(world, owner)
+    waiting = [claimed(world, name) for name in ("a", "b")]
+    for claim in waiting:
+        with pytest.raises(LeaseRefused):
+            lease(world, claim)
+        world.queue.put_back(claim[0], token=claim[1], delay_s=10)
+    (found,) = explain_many(Dispatcher(world.kernel)).reasons
+    assert isinstance(found.reason, reasons.CoresRefused)
+    assert (found.count, found.sched_id) == (2, waiting[0][0])
+    assert f"1 core asked of box, 0 free: core 0 is kept for everything else, core 1 is leased by entry {owner[0]}" in (
+        found.reason.sentence()
+    )
 
 
 def test_this_host_has_this_process_cores() -> None:
