@@ -23,6 +23,14 @@ def test_settings_are_parsed() -> None:
     assert read_cpu(None) is None
 
 
+def test_what_is_not_given_differs_from_the_default() -> None:
+    """An agent can refuse what its project has."""
+    given, stored = CpuSettings(lease=0, class_="normal"), {"lease": 0, "class": "normal"}
+    assert msgspec.to_builtins(given) == stored
+    assert read_cpu(stored) == given != CpuSettings()
+    assert (CpuSettings().leased_cores, CpuSettings().latency_class) == (0, "normal")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

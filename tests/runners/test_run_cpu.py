@@ -12,7 +12,7 @@ import pytest
 
 from rota.errors import FleetInvalid
 from rota.fleet.agent_settings import AgentSettings
-from rota.fleet.run_cpu import RunCpu, run_cpu
+from rota.fleet.run_cpu import NO_GROUPS, RunCpu, run_cpu
 from rota.fleet.runners.callable import CallableRunner
 from rota.fleet.runners.command import CommandRunner
 from rota.fleet.runners.resources import RunnerResources
@@ -145,6 +145,17 @@ def test_a_program_runs_on_those_of_its_cores_that_are_there_and_the_others_are_
         f" cpu cores = {core_list(USABLE)} is {how}",
         f" cpu cores = {CORE} is {how}",
     ]
+
+
+def test_an_agent_has_settings_of_its_own_in_place_of_those_of_its_project() -> None:
+    """Also if they are those that a run without settings has."""
+    project = {"lease": 1, "class": "batch", "realtime": "fifo:1"}
+    own = asked(project, lease=0, class_="normal", realtime="rr:2")
+    assert (own.own.lease, own.own.class_, own.own.realtime) == (0, "normal", "rr:2")
+    inherited = asked(project, weight=2).own
+    assert (inherited.lease, inherited.class_, inherited.realtime) == (1, "batch", "fifo:1")
+    told = [text.split(" is ")[0] for text, _state in own.states(NO_GROUPS, "thread")]
+    assert told == ["a: cpu class = normal", "a: cpu realtime = rr:2"]  # nothing of the project
 
 
 def test_a_run_asks_for_the_cores_that_project_and_agent_share_with_a_lease_or_without() -> None:

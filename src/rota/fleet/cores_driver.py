@@ -201,7 +201,7 @@ class CpuDriver:
         if not self._groups.works:
             return None
         narrower = cores if cores != self._confinement.usable and self.support["cores"].works else None
-        owner = CpuOwner(name, name, msgspec.structs.replace(cpu, cores=None, lease=0))
+        owner = CpuOwner(name, name, msgspec.structs.replace(cpu, cores=None, lease=None))
         return self._groups.enter((owner,), GroupLimits(cores=narrower))
 
     def _hold(self, running: _Running) -> None:

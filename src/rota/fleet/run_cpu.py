@@ -86,7 +86,7 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         if where == "thread":
             return None
         if where == "process" and not holds_processes:
-            return msgspec.structs.replace(self.own, cores=None, lease=0)
+            return msgspec.structs.replace(self.own, cores=None, lease=None)
         return self.own
 
     @property
@@ -115,7 +115,8 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         """
         within = self.usable
         for owner in self.owners:
-            for state in cpu_states(owner.cpu, support, where, usable=self.usable, within=within):
+            own = _in_force(owner.cpu, self.owners[-1].cpu) if owner is not self.owners[-1] else owner.cpu
+            for state in cpu_states(own, support, where, usable=self.usable, within=within):
                 yield (f"{owner.label}: {state}" if len(self.owners) > 1 else str(state)), state.state
             within &= owner.cpu.core_set or within
 
@@ -145,6 +146,12 @@ def run_cpu(
     return RunCpu(owners=tuple(owners), usable=usable, own=own)
 
 
+def _in_force(projects: CpuSettings, agents: CpuSettings) -> CpuSettings:
+    """Return the settings of a project without those for each run of which its agent has its own."""
+    fields = ("lease", "class_", "realtime")
+    return msgspec.structs.replace(projects, **{field: None for field in fields if getattr(agents, field) is not None})
+
+
 def where_of(settings: AgentSettings) -> Where:
     """Return where the runs of an agent are executed; runners of other packages start programs."""
     if settings.executes in _ON_THREADS:
@@ -167,7 +174,7 @@ def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:
         weight=agents.weight,
         quota=agents.quota if limits else None,
         cores=cores,
-        lease=agents.lease or projects.lease,
-        class_=agents.class_ if agents.class_ != "normal" else projects.class_,
-        realtime=agents.realtime or projects.realtime,
+        lease=projects.lease if agents.lease is None else agents.lease,
+        class_=projects.class_ if agents.class_ is None else agents.class_,
+        realtime=projects.realtime if agents.realtime is None else agents.realtime,
     )

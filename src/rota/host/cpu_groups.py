@@ -136,6 +136,8 @@ def cpu_states(
     choice = usable if within is None else usable & within
     states: list[CpuState] = []
     for name, given in msgspec.to_builtins(cpu).items():
+        if name == "lease" and not given:
+            continue  # it only says that the lease of the project is not for its runs
         value = f"{given:g}" if isinstance(given, float) else str(given)
         if where == "thread":
             how = "the function shares the supervisor's process; isolation = 'process'"
@@ -164,9 +166,10 @@ def _states_of_cores(
 def why_never_leased(cpu: CpuSettings, usable: frozenset[int], within: frozenset[int] | None = None) -> str:
     """Say why this machine can never grant a lease, whatever else runs on it; empty if it can."""
     choice = usable.intersection(*(cores for cores in (within, cpu.core_set) if cores is not None))
-    if cpu.lease >= len(usable):
-        return f"{cpu.lease} of {len(usable)} cores: one stays for everything else"
-    return f"{cpu.lease} asked, and it can use {len(choice)} of the cores here" if cpu.lease > len(choice) else ""
+    wanted = cpu.leased_cores
+    if wanted >= len(usable):
+        return f"{wanted} of {len(usable)} cores: one stays for everything else"
+    return f"{wanted} asked, and it can use {len(choice)} of the cores here" if wanted > len(choice) else ""
 
 
 def _state(name: str, value: str, support: Mapping[Feature, FeatureSupport], where: Where) -> CpuState:

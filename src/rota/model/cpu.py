@@ -101,12 +101,19 @@ class CpuSettings(
     ] = None
     cores: Annotated[str | None, Meta(description="The cores that it may use: `0-1,3`. Default: all.")] = None
     lease: Annotated[
-        int, Meta(description="How many cores each of its runs has for itself, out of `cores`; granted or refused.")
-    ] = 0
+        int | None,
+        Meta(
+            description="How many cores each of its runs has for itself, out of `cores`; granted or refused. Default: "
+            "that of the project, or 0."
+        ),
+    ] = None
     class_: Annotated[
-        CpuClass,
-        Meta(description="The length of its time slices: short ones run sooner, the share is the same."),
-    ] = "normal"
+        CpuClass | None,
+        Meta(
+            description="The length of its time slices: short ones run sooner, the share is the same. Default: that of "
+            "the project, or `normal`."
+        ),
+    ] = None
     realtime: Annotated[
         str | None,
         Meta(description="A policy of the operating system: `fifo:10`, `rr:10`, or `deadline:2/10` in milliseconds."),
@@ -115,13 +122,23 @@ class CpuSettings(
     def __post_init__(self) -> None:
         if self.weight is not None:
             _checks.number("weight", self.weight, CPU_WEIGHT_MIN, CPU_WEIGHT_MAX)
-        _checks.one_of("class", self.class_, get_args(CpuClass))
-        _checks.whole("lease", self.lease, 0, CORES_MAX - 1)
+        _checks.one_of("class", self.latency_class, get_args(CpuClass))
+        _checks.whole("lease", self.leased_cores, 0, CORES_MAX - 1)
         quota, cores, _ = self.budget, self.core_set, self.policy
-        if cores is not None and self.lease > len(cores):
+        if cores is not None and self.leased_cores > len(cores):
             raise _checks.refuse("lease", f"({self.lease}) is more than the cores that it may use ({self.cores})")
         if quota is not None and cores is not None and quota.cores > len(cores):
             raise _checks.refuse("quota", f"({self.quota}) is more than its cores have ({self.cores})")
+
+    @property
+    def leased_cores(self) -> int:
+        """How many cores a run leases."""
+        return 0 if self.lease is None else self.lease
+
+    @property
+    def latency_class(self) -> CpuClass:
+        """The class of a run."""
+        return "normal" if self.class_ is None else self.class_
 
     @property
     def budget(self) -> CpuQuota | None:

@@ -67,9 +67,9 @@ def decide(
     others = [each for each in live if each.sched_id != asker.sched_id]
     table = _HostTable(host, others, record)
     table.admit(ask, asker)
-    profile = ProfileLimit().clamp((profiles or ProfileTable()).find(HINTS_OF[ask.cpu.class_], asker.owner))
-    if ask.cpu.class_ != "normal":
-        hint = HINTS_OF[ask.cpu.class_]
+    profile = ProfileLimit().clamp((profiles or ProfileTable()).find(HINTS_OF[ask.cpu.latency_class], asker.owner))
+    if ask.cpu.latency_class != "normal":
+        hint = HINTS_OF[ask.cpu.latency_class]
         record.append(ProfileMapped(subject=asker.owner, hint=hint, granted=profile.granted(), epoch=1))
     quota = ask.cpu.budget
     return CoreGrant(
@@ -103,7 +103,7 @@ def why_never(ask: CoreAsk) -> Refused | None:
 
     Of an ask for very many cores, None too.
     """
-    wanted = ask.cpu.core_set or frozenset(range(max(1, ask.cpu.lease + len(_reserved(ask)))))
+    wanted = ask.cpu.core_set or frozenset(range(max(1, ask.cpu.leased_cores + len(_reserved(ask)))))
     cores = (*sorted(wanted), max(wanted) + 1)  # one stays for everything else
     if cores[-1] >= NEVER_CORES_MAX:
         return None
@@ -175,7 +175,7 @@ class _HostTable:
         allowed = self._allowed(ask.cpu, asker)
         owner = _owner(asker.sched_id)
         self._engine.add_group(owner)
-        leased = self._choose(ask.cpu.lease, allowed, asker) if ask.cpu.lease else ()
+        leased = self._choose(ask.cpu.leased_cores, allowed, asker) if ask.cpu.leased_cores else ()
         places = leased or tuple(core for core in allowed if core not in self.taken)
         reserved = _reserved(ask)
         if not places and (reserved or ask.cpu.cores is not None):

@@ -257,8 +257,8 @@ def needs_grant(settings: CpuSettings | None) -> bool:
         return False
     policy = settings.policy
     is_reserved = policy is not None and policy.policy == "deadline"
-    places = settings.lease or settings.cores is not None
-    return bool(places) or settings.quota is not None or is_reserved or settings.class_ != "normal"
+    places = settings.leased_cores > 0 or settings.cores is not None
+    return places or settings.quota is not None or is_reserved or settings.latency_class != "normal"
 
 
 def grant(api: SchedulerApi, host: CoreHost, sched_id: int, token: int, settings: CpuSettings) -> CoreGrant:

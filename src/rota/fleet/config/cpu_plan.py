@@ -78,7 +78,7 @@ def _leases_of_projects(fleet: Fleet) -> Iterator[_Found]:
     """The leases that functions on threads would have from their projects."""
     for name, agent in fleet.agents.items():
         owner = None if agent.project is None else fleet.projects.get(agent.project)
-        has_own = agent.cpu is not None and agent.cpu.lease
+        has_own = agent.cpu is not None and agent.cpu.lease is not None
         if (
             _where(agent) == "thread"
             and not has_own
