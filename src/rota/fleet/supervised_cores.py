@@ -57,10 +57,10 @@ class SupervisedCores:
         """
         cpu, entry = run.assignment.cpu, run.entry
         asked = None if cpu is None else self._asked(run, cpu)
-        if (
-            cpu is None or asked is None or not needs_grant(asked) or not cpu.has_cores
-        ):  # without any its runner refuses
+        if cpu is None or asked is None or not needs_grant(asked):
             return execute()
+        if not cpu.has_cores:
+            return execute()  # its runner refuses it
         confinement, host = self._here()
         cpu = msgspec.structs.replace(cpu, confinement=confinement)
         run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)

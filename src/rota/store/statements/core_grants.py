@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from rota.store.protocol import Statement
 
+
+def _live(more: str = "") -> str:
+    return (
+        "EXISTS (SELECT 1 FROM agent_schedule_queue q WHERE q.sched_id = g.sched_id AND q.state = 'dispatched' "
+        f"AND q.token = g.token{more})"
+    )
+
+
+def _live_postgres(more: str = "") -> str:
+    return (
+        "(SELECT true FROM agent_schedule_queue q WHERE q.sched_id = g.sched_id AND +q.state = 'dispatched' "
+        f"AND q.token = g.token{more}) IS NOT NULL"
+    )
+
+
 # a grant is live while the claim that it was made for is; so no claim and no completion has to write here
-_LIVE = (
-    "EXISTS (SELECT 1 FROM agent_schedule_queue q WHERE q.sched_id = g.sched_id AND q.state = 'dispatched' "
-    "AND q.token = g.token)"
-)
-_LIVE_POSTGRES = (
-    "(SELECT true FROM agent_schedule_queue q WHERE q.sched_id = g.sched_id AND +q.state = 'dispatched' "
-    "AND q.token = g.token) IS NOT NULL"
-)
+_LIVE, _LIVE_POSTGRES = _live(), _live_postgres()
 LIVE = Statement(
     "core_grants_live",
     "The grants of claims that are live at a time, on one host or on all, by entry.",
-    f"SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) "
-    f"AND {_LIVE[:-1]} AND q.claim_expires_at > +?2) ORDER BY g.sched_id LIMIT +?3",
+    "SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) "
+    f"AND {_live(' AND q.claim_expires_at > +?2')} ORDER BY g.sched_id LIMIT +?3",
     postgres="SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) "
-    f"AND {_LIVE_POSTGRES.replace(') IS NOT NULL', ' AND q.claim_expires_at > ?2) IS NOT NULL')} "
-    "ORDER BY g.sched_id LIMIT ?3",
+    f"AND {_live_postgres(' AND q.claim_expires_at > ?2')} ORDER BY g.sched_id LIMIT ?3",
 )
 ENDED = Statement(
     "core_grants_ended",
