@@ -156,6 +156,16 @@ def test_an_empty_schema_of_its_own_is_all_that_a_role_needs() -> None:
             assert opened.check() == []
 
 
+@pytest.mark.parametrize(("version", "words"), [("9999", "a newer rota"), ("x", "another program"), ("115", "older")])
+def test_a_schema_of_another_version_is_called_what_it_is(version: str, words: str) -> None:
+    with own_schema("rota_version") as url:
+        store.open(url).close()
+        schema = url.rpartition("=")[2]
+        run_sql(f"UPDATE {schema}.kernel_meta SET value = '{version}' WHERE key = 'schema_version'")
+        with pytest.raises(SchemaMismatch, match=words):
+            store.open(url, read_only=True)
+
+
 def test_a_database_of_another_encoding_is_refused() -> None:
     name = f"latin_{os.getpid()}"
     run_sql(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")

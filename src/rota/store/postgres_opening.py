@@ -43,6 +43,7 @@ def _open(
             raise _missing(connection, address)
         if version != str(LATEST):
             if read_only:
+                postgres_schema.plan(str(version))  # raises if it is newer, or another program's
                 text = f"{address.shown} has an older schema, and a read-only connection never changes it"
                 raise SchemaMismatch(text, hint="Open it once without read_only.")
             _create_or_migrate(connection, address)
