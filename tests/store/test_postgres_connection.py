@@ -205,6 +205,21 @@ def test_a_role_without_rights_in_a_schema_is_told_so() -> None:
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("parameters", ["text, json, json", "agent text, payload json, options jsonb"])
+def test_a_function_of_another_program_is_refused_and_left_alone(parameters: str) -> None:
+    with own_schema("rota_function") as url:
+        schema = url.rpartition("=")[2]
+        body = f"FUNCTION {schema}.enqueue({parameters}) RETURNS int LANGUAGE sql AS 'SELECT 7'"
+        run_sql(f"CREATE SCHEMA {schema}; CREATE {body}")
+        with pytest.raises(SchemaMismatch, match=f"the schema {schema} has a function enqueue of another program"):
+            store.open(url)
+        with psycopg.connect(shared_dsn()) as connection:
+            call = f"SELECT {schema}.enqueue('a', '{{}}', '{{}}')"
+            assert connection.execute(call.encode()).fetchone() == (7,)
+        run_sql(f"DROP FUNCTION {schema}.enqueue")
+        store.open(url).close()
+
+
 def test_a_read_only_store_creates_nothing() -> None:
     with pytest.raises(StoreMissing, match="no rota in the schema never_made"):
         store.open(f"{shared_dsn()}&schema=never_made", read_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import psycopg
@@ -18,6 +20,7 @@ from rota.store.postgres_engine import turn_key
 __all__ = ["open_schema"]
 
 NAMED_MAX = 5  # other schemas that a message names
+_CREATED_FUNCTION = re.compile(r"CREATE FUNCTION (\w+)")
 Connection: TypeAlias = psycopg.Connection[Any]
 
 
@@ -97,13 +100,16 @@ def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None
             if _is_used(connection, address.schema):
                 text = f"the schema {address.schema} has tables of another program"
                 raise SchemaMismatch(text, hint="Name another one: `…?schema=rota`.")
+            _check_functions(connection, address.schema, postgres_schema.creation())
             # IF NOT EXISTS needs the right to create schemas also where there is one
             if connection.execute("SELECT to_regnamespace(%s)", (address.schema,)).fetchone() == (None,):
                 connection.execute(f'CREATE SCHEMA "{address.schema}"')
             for text in postgres_schema.creation():
                 connection.execute(text)
             return
-        for step in postgres_schema.plan(version):
+        steps = postgres_schema.plan(version)
+        _check_functions(connection, address.schema, [postgres_schema.step(step).sql for step in steps])
+        for step in steps:
             connection.execute(postgres_schema.step(step).sql)
             connection.execute("UPDATE kernel_meta SET value = %s WHERE key = 'schema_version'", (str(step),))
 
@@ -126,6 +132,21 @@ def _check_encoding(connection: Connection, address: PostgresAddress) -> None:
         hint = "Make one that has: CREATE DATABASE rota ENCODING 'UTF8' TEMPLATE template0."
         text = f"the database {database} has the encoding {row[0]}, and rota needs UTF8"
         raise StoreUnavailable(text, hint=hint, address=address.shown)
+
+
+def _check_functions(connection: Connection, schema: str, texts: Iterable[str]) -> None:
+    """Refuse a schema in which another program has a function of a name that rota is about to create.
+
+    Beside one with other parameters, a call without their types could mean either.
+    """
+    names = _CREATED_FUNCTION.findall(" ".join(texts))
+    row = connection.execute(
+        "SELECT min(proname) FROM pg_proc WHERE pronamespace = to_regnamespace(%s) AND proname = ANY (%s)",
+        (schema, names),
+    ).fetchone()
+    if row is not None and row[0] is not None:
+        text = f"the schema {schema} has a function {row[0]} of another program"
+        raise SchemaMismatch(text, hint="Drop that function, or name another schema: `…?schema=rota`.")
 
 
 def _is_used(connection: Connection, schema: str) -> bool:
