@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.errors import StoreCorrupt
+from rota.errors import SchedInvalidPayload, StoreCorrupt
 from rota.kernel import KernelState, ReadyEntry
 from rota.kernel.inbox import INBOX, TAKE_MAX, UNDONE_MAX
 from rota.model.agent_metadata import SETTINGS_KEY
@@ -149,6 +149,7 @@ def test_what_is_refused_is_a_failed_entry_with_its_reason(world: World) -> None
         entry = entries(world)[number]
         assert (entry.status, entry.outcome) == ("failed", "refused"), row
         assert reason in entry.result["error"]
+        assert SchedInvalidPayload.hint not in entry.result["error"], "nobody can call again"
     assert left(world) == 0
     assert journal_gives_tables(world)
 

@@ -244,6 +244,9 @@ def test_a_program_hears_at_once_what_is_wrong_with_its_call() -> None:
     ):
         with pytest.raises(SchedInvalidPayload, match="options"):
             enqueue_statement("reader", **wrong)
+    with pytest.raises(SchedInvalidPayload) as refused:
+        enqueue_statement("reader", delay_s=-1)
+    assert str(refused.value).count(SchedInvalidPayload.hint) == 1
     for payload in ({"a": object()}, {"a": float("nan")}, {"a": "x" * 300_000}):
         with pytest.raises(SchedInvalidPayload, match="payload"):
             enqueue_statement("reader", payload)

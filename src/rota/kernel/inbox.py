@@ -31,7 +31,7 @@ from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.lookups import find_agent
 from rota.kernel.queue import Queue
-from rota.kernel.rows import DECODE_ERRORS, agent_from_row, encode_json
+from rota.kernel.rows import DECODE_ERRORS, agent_from_row, decode_problem, encode_json
 from rota.kernel.run_reports import ERROR_CHARS_MAX, RunEnd
 from rota.model.checks import INTEGER_MAX, PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, Checks
 from rota.model.entry_defaults import settings_of, spec_for
@@ -163,7 +163,7 @@ def _spec(agents: _AgentsByName, row: _InboxRow, now: float) -> ScheduleSpec:
     try:  # an option of a wrong type or value, or that does not exist
         typed = convert({**options, "pid": agent.pid}, ScheduleSpec)
     except DECODE_ERRORS as problem:
-        raise _checks.refuse("options", f"cannot be used: {problem}") from None
+        raise _checks.refuse("options", f"cannot be used: {decode_problem(problem)}") from None
     given = {"trigger": INBOX, "causation_id": _cause(row)} | {name: getattr(typed, name) for name in options}
     if typed.delay_s:  # it counts from the call
         given["delay_s"] = max(0.0, typed.delay_s - max(0.0, now - row.created_at))
@@ -181,7 +181,7 @@ def _decoded(field: str, text: str) -> dict[str, Any]:
     try:
         return decode_json(text, dict[str, Any])
     except DECODE_ERRORS as problem:
-        raise _checks.refuse(field, f"must be a JSON object: {problem}") from None
+        raise _checks.refuse(field, f"must be a JSON object: {decode_problem(problem)}") from None
 
 
 def _shown_payload(row: _InboxRow) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rota.decoding import decode_json
 from rota.errors import InvalidInput, SchedInvalidPayload
-from rota.kernel.rows import DECODE_ERRORS, json_text
+from rota.kernel.rows import DECODE_ERRORS, decode_problem, json_text
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.work import ScheduleSpec
 
@@ -82,4 +82,4 @@ def _check_options(given: dict[str, Any]) -> None:
     try:
         decode_json(json_text(_checks, "options", {**fields, "pid": 1}, PAYLOAD_BYTES_MAX), ScheduleSpec)
     except DECODE_ERRORS as problem:
-        raise _checks.refuse("options", f"cannot be used: {problem}") from None
+        raise _checks.refuse("options", f"cannot be used: {decode_problem(problem)}") from None

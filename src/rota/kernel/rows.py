@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from rota.decoding import json_decoder
-from rota.errors import ProjectInvalid, SchedInvalidPayload
+from rota.errors import ProjectInvalid, RotaError, SchedInvalidPayload
 from rota.model.checks import ID_CHARS_MAX, Checks, check_finite
 from rota.model.entry_status import derive_status
 from rota.model.graph_budgets import GraphAccount
@@ -68,6 +68,7 @@ __all__ = [
     "decode_constraint",
     "decode_needs",
     "decode_options",
+    "decode_problem",
     "decode_spent",
     "encode_json",
     "encode_needs_and_options",
@@ -238,6 +239,13 @@ def options_with_tags(text: str | None, tags: tuple[str, ...]) -> str | None:
 # what the decoders raise for a value that is not JSON, has other types, or is no text at all
 DECODE_ERRORS = (msgspec.DecodeError, ValueError, TypeError, RecursionError)
 PROBLEM_CHARS_MAX = 200  # of the description of one unreadable column
+
+
+def decode_problem(problem: Exception) -> str:
+    """Return what is wrong with a value; of an error of rota, which msgspec passes on as a text, without its hint."""
+    cause = problem if isinstance(problem, RotaError) else problem.__cause__
+    return cause.message if isinstance(cause, RotaError) else str(problem)
+
 
 UNREADABLE_NEEDS = Needs()  # stands for needs that cannot be decoded; compare by identity
 _UNREADABLE_OPTIONS = EntryOptions()
