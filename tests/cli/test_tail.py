@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import random
 import re
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from rota import store
+from rota.cli import outages
 from rota.cli.tail import _follow
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
@@ -135,7 +135,7 @@ def test_since_begins_that_long_ago_and_knows_the_runs_of_before() -> None:
 
 def test_it_goes_on_when_the_daemon_is_restarted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    monkeypatch.setattr(sys.modules[_follow.__module__], "say", lambda text, **_: log.append(str(text)))
+    monkeypatch.setattr(outages, "say", lambda text, **_: log.append(str(text)))
     heard: list[str] = []
     changed = threading.Condition()
     with serving(path) as served:

@@ -12,15 +12,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import psycopg
 import pytest
 
 from rota import Rota, store
+from rota.cli.outages import wait_for_end
 from rota.errors import InvalidInput, SchemaMismatch, StoreReplaced, StoreUnavailable
 from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec
+from rota.service import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
 from rota.store import Transaction, postgres_connection
@@ -647,6 +649,29 @@ def test_a_forked_child_has_connections_of_its_own(opened: PostgresStore) -> Non
 
 
 # --- early release -------------------------------------------------------------------------------
+
+
+def test_a_command_that_waits_for_an_entry_waits_for_the_server_too(
+    own_server: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = open_postgres(f"{own_server.dsn()}&schema=waits")
+    kernel = Kernel(opened)
+    sched_id = kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("coder")))
+    (entry,) = kernel.queue.claim(worker_id="worker")
+    own_server.stop(signal.SIGKILL)
+    waiting = Caller(lambda: wait_for_end(cast("SchedulerApi", kernel), sched_id, PATIENCE_S))
+    said = ""
+    while "waiting for it" not in said:
+        assert not waiting.is_done
+        said += capsys.readouterr().err
+        threading.Event().wait(0.01)
+    own_server.restart(signal.SIGKILL)
+    call_through_outage(
+        kernel.clock, lambda: kernel.queue.complete(sched_id, "completed", token=entry.token), lambda: False
+    )
+    assert waiting.outcome().status == "succeeded"
+    assert capsys.readouterr().err == "connected again\n"
+    opened.close()
 
 
 def test_nothing_that_was_acknowledged_is_lost_when_the_server_is_killed(own_server: PostgresServer) -> None:

@@ -99,6 +99,7 @@ def enqueue(
 
 
 def _print_enqueued(api: Any, sched_id: int, wait_s: float | None, *, as_json: bool) -> None:
+    from rota.cli.outages import wait_for_end
     from rota.cli.output import print_json
 
     if wait_s is None:
@@ -106,7 +107,7 @@ def _print_enqueued(api: Any, sched_id: int, wait_s: float | None, *, as_json: b
         return
     if not as_json:
         say(f"entry {sched_id}", err=True)
-    entry = api.queue.wait(sched_id, wait_s)
+    entry = wait_for_end(api, sched_id, wait_s)
     print_json(entry if as_json else entry.result)
     if entry.status != "succeeded":
         if not as_json:

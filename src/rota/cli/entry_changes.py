@@ -98,6 +98,7 @@ def cancel(
     """
     from rota.cli.arguments import seconds
     from rota.cli.connection import open_api
+    from rota.cli.outages import wait_for_end
 
     wait_s = None if wait is None else seconds(wait, "wait")
     if wait is not None and not selected.ids:
@@ -106,7 +107,7 @@ def cancel(
 
         def one(sched_id: int) -> str:
             state = str(api.queue.request_cancel(sched_id, by=by) if stop else api.queue.cancel(sched_id)[1])
-            return state if wait_s is None else str(api.queue.wait(sched_id, wait_s).status)
+            return state if wait_s is None else str(wait_for_end(api, sched_id, wait_s).status)
 
         def sentence(sched_id: int, state: str) -> str:
             asked = state == "dispatched"

@@ -9,10 +9,8 @@ import typer
 
 from rota.cli.exit_codes import INTERRUPTED
 from rota.cli.options import STORE, AsJson, OnlyAgent, OnlyProject, Store
-from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
-    from rota.errors import StoreUnavailable
     from rota.model import Event
     from rota.observe import EventText, FleetState, SentenceReader
     from rota.service import SchedulerApi
@@ -71,12 +69,13 @@ def _follow(
     """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""
     from functools import partial
 
+    from rota.cli.outages import Outage
     from rota.service import call_through_outage
 
     left_s = idle_s
     while left_s is None or left_s > 0:
         poll_s = POLL_S if left_s is None else min(left_s, POLL_S)
-        outage = _Outage()
+        outage = Outage()
         page = call_through_outage(
             api.clock,
             partial(api.journal.tail, reader.state.through_id, wait_s=poll_s),
@@ -88,23 +87,6 @@ def _follow(
         outage.end()
         yield from reader.sentences(page)
         left_s = idle_s if page else None if left_s is None else left_s - poll_s
-
-
-class _Outage:
-    """Says once that the daemon is away, and once that it is there again."""
-
-    def __init__(self) -> None:
-        self._begun = False
-
-    def begin(self, problem: StoreUnavailable) -> None:
-        """The daemon cannot be reached."""
-        self._begun = True
-        say(f"{problem.message}; waiting for it", err=True)
-
-    def end(self) -> None:
-        """It can."""
-        if self._begun:
-            say("connected again", err=True)
 
 
 class _Printer:
