@@ -109,6 +109,7 @@ def test_no_error_repeats_a_password(rota: Shell, bad: str) -> None:
         told = rota(*command) if "copy" in command else rota(*command, "--store", bad)
         assert told.code != 0 or command[0] in ("doctor", "serve")  # they need not connect
         assert SECRET not in told.out + told.err
+        assert "a daemon's address" not in told.out + told.err
     with pytest.raises(InvalidInput) as refused:
         connect(bad)
     assert SECRET not in str(refused.value)

@@ -101,6 +101,7 @@ def copy(
     from rota.kernel import copy_store
 
     for field, address in (("source", source), ("target", target)):
+        stores.check_address(address)
         if not is_store(address):
             shown = stores.without_password(address)
             raise InvalidInput(f"{shown} is not a store but a daemon's address", field=field)
