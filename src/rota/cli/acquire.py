@@ -7,13 +7,17 @@ They find their run as the commands of own_run.py do.
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rota.cli.options import AsJson
-from rota.cli.own_run import OwnStore, own_run
+from rota.cli.own_run import OwnStore, call_in_run, own_run
 from rota.cli.terminal_text import say
+
+if TYPE_CHECKING:
+    from rota.service import SchedulerApi
 
 __all__ = ["acquire", "settle"]
 
@@ -43,20 +47,26 @@ def acquire(
     where, sched_id, token = own_run(store)
     wanted, key = arguments.amounts(amounts, "amounts"), secrets.token_hex(8)
     left_s = None if wait is None else arguments.seconds(wait, "wait")
-    with open_api(where) as api:
-        is_granted = False
-        try:
-            while not is_granted:
-                slice_s = SLICE_S if left_s is None else max(0.0, min(left_s, SLICE_S))
-                grant = api.supervision.acquire(sched_id, token, name, wanted, key=key, wait_s=slice_s)
-                is_granted = grant.granted_at is not None
-                left_s = None if left_s is None else left_s - slice_s
-                if not is_granted and left_s is not None and left_s <= 0:
-                    raise WaitTimeout(f"the limit {name} did not have what was asked within {wait}", sched_id=sched_id)
-                if not is_granted and api.queue.get(sched_id).cancel_requested:
-                    raise typer.Exit(STOPPED)
-        finally:
-            if not is_granted:  # give up the place
+    is_granted = is_stopped = False
+
+    def ask(slice_s: float, api: SchedulerApi) -> tuple[bool, bool]:
+        """Wait a while; return whether it was granted, else whether the run was asked to stop."""
+        if api.supervision.acquire(sched_id, token, name, wanted, key=key, wait_s=slice_s).granted_at is not None:
+            return True, False
+        return False, api.queue.get(sched_id).cancel_requested
+
+    try:
+        while not is_granted:
+            slice_s = SLICE_S if left_s is None else max(0.0, min(left_s, SLICE_S))
+            is_granted, is_stopped = call_in_run(where, partial(ask, slice_s), repeats=True)
+            left_s = None if left_s is None else left_s - slice_s
+            if not is_granted and left_s is not None and left_s <= 0:
+                raise WaitTimeout(f"the limit {name} did not have what was asked within {wait}", sched_id=sched_id)
+            if is_stopped:
+                raise typer.Exit(STOPPED)
+    finally:
+        if not is_granted:  # give up the place
+            with open_api(where) as api:
                 api.supervision.settle(sched_id, token, key, dict.fromkeys(wanted, 0))
     print_json({"key": key, "name": name, "amounts": wanted}) if as_json else say(key)
 
@@ -69,11 +79,10 @@ def settle(
 ) -> None:
     """Inside a run: record what was used of what it acquired; the limit gets the rest back."""
     from rota.cli import arguments
-    from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
     where, sched_id, token = own_run(store)
-    with open_api(where) as api:
-        settled = api.supervision.settle(sched_id, token, key, arguments.amounts(used or [], "used"))
+    amounts = arguments.amounts(used or [], "used")
+    settled = call_in_run(where, lambda api: api.supervision.settle(sched_id, token, key, amounts), repeats=True)
     if as_json:
         print_json(settled)

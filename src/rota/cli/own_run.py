@@ -3,19 +3,39 @@
 They find their run in the environment that the supervisor gave it: ROTA_SCHED_ID and ROTA_TOKEN name the run and its
 claim, ROTA_STORE is the address of the daemon or of the supervisor's own socket, and ROTA_ACCESS_TOKEN lets the program
 act for this run only.
+
+While the store cannot be reached, they wait as the supervisor does (service/outages.py), for up to an hour: what a run
+has used must not be lost because its database was restarted. A call that may have been executed is made again only if
+executing it twice has the effect of once.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import typer
 
 from rota.cli.options import STORE, AsJson
 from rota.cli.terminal_text import say
 
-__all__ = ["OwnStore", "charge", "checkpoint", "complete", "emit", "heartbeat", "own_run", "progress"]
+if TYPE_CHECKING:
+    from rota.errors import StoreUnavailable
+
+__all__ = [
+    "OwnStore",
+    "call_in_run",
+    "charge",
+    "checkpoint",
+    "complete",
+    "emit",
+    "heartbeat",
+    "own_run",
+    "progress",
+]
+
+T = TypeVar("T")
 
 OwnStore = Annotated[
     str | None,
@@ -48,6 +68,31 @@ def own_run(store: str | None) -> OwnRun:
     return OwnRun(store, int(sched_id), int(token))
 
 
+def call_in_run(store: str, call: Callable[[Any], T], *, repeats: bool = False) -> T:
+    """Make a call at a run's store; wait while that cannot be reached. `repeats`: the call may be executed twice."""
+    from rota.cli.connection import open_api
+    from rota.clock import SystemClock
+    from rota.errors import StoreMissing
+    from rota.service import call_through_outage
+
+    is_missing = False
+
+    def open_and_call() -> T:
+        nonlocal is_missing
+        try:
+            with open_api(store) as api:
+                return call(api)
+        except StoreMissing:  # waiting does not bring it back
+            is_missing = True
+            raise
+
+    return call_through_outage(SystemClock(), open_and_call, lambda: is_missing, repeats=repeats, say=_say_waiting)
+
+
+def _say_waiting(problem: StoreUnavailable) -> None:
+    say(f"rota: {problem.message}; waiting for it", err=True)
+
+
 def charge(
     amounts: Annotated[list[str], typer.Argument(help="What was used: tokens=500 usd=0.02.")],
     model: Annotated[
@@ -62,14 +107,15 @@ def charge(
     Prints the agent's budget in each of these dimensions that has one.
     """
     from rota.cli import arguments
-    from rota.cli.connection import open_api
     from rota.cli.output import print_json, print_table
     from rota.model import amount_text, priced
 
     run = own_run(store)
-    with open_api(run.store) as api:
-        found = priced(arguments.amounts(amounts, "amounts"), model, {} if model is None else api.usage.prices())
-        lines = api.queue.charge(run.sched_id, found.amounts, token=run.token, model=model)
+    prices = {} if model is None else call_in_run(run.store, lambda api: api.usage.prices(), repeats=True)
+    found = priced(arguments.amounts(amounts, "amounts"), model, prices)
+    lines = call_in_run(
+        run.store, lambda api: api.queue.charge(run.sched_id, found.amounts, token=run.token, model=model)
+    )
     if found.advisory is not None:
         say(f"rota: {found.advisory}", err=True)
     if as_json:
@@ -89,12 +135,11 @@ def checkpoint(
 ) -> None:
     """Inside a run: save its state for the next attempt, which finds it in ROTA_CHECKPOINT."""
     from rota.cli import arguments
-    from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
     run = own_run(store)
-    with open_api(run.store) as api:
-        api.supervision.checkpoint(run.sched_id, run.token, arguments.json_object(state, "state"))
+    saved = arguments.json_object(state, "state")
+    call_in_run(run.store, lambda api: api.supervision.checkpoint(run.sched_id, run.token, saved), repeats=True)
     if as_json:
         print_json({"sched_id": run.sched_id})
 
@@ -106,7 +151,6 @@ def progress(
     as_json: AsJson = False,
 ) -> None:
     """Inside a run: report how far it is."""
-    from rota.cli.connection import open_api
     from rota.cli.output import print_json
     from rota.errors import InvalidInput
 
@@ -119,8 +163,9 @@ def progress(
         raise InvalidInput(
             f"progress must be from 0% to 100%, not {fraction!r}", field="fraction", hint="rota progress 40%"
         )
-    with open_api(run.store) as api:
-        event_id = api.supervision.progress(run.sched_id, run.token, amount, text)
+    event_id = call_in_run(
+        run.store, lambda api: api.supervision.progress(run.sched_id, run.token, amount, text), repeats=True
+    )
     if as_json:
         print_json({"event_id": event_id})
 
@@ -130,12 +175,10 @@ def heartbeat(store: OwnStore = None, as_json: AsJson = False) -> None:
 
     Not required: the supervisor extends the claim of every run that it started.
     """
-    from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
     run = own_run(store)
-    with open_api(run.store) as api:
-        reply = api.queue.heartbeat(run.sched_id, run.token)
+    reply = call_in_run(run.store, lambda api: api.queue.heartbeat(run.sched_id, run.token), repeats=True)
     if as_json:
         print_json({"claim_expires_at": reply.claim_expires_at, "cancel_requested": reply.cancel_requested})
     elif reply.cancel_requested:
@@ -164,10 +207,17 @@ def emit(
 
     body = arguments.json_object(payload, "payload")
     run = own_run(store) if agent is None and "ROTA_SCHED_ID" in os.environ else None
-    with open_api(store or STORE) as api:
+
+    def append(api: Any) -> int:
         pid = api.queue.get(run.sched_id).pid if run is not None else None
         pid = arguments.pid_of(api, agent) if agent is not None else pid
-        event_id = api.journal.append(pid, kind, body)
+        return int(api.journal.append(pid, kind, body))
+
+    if run is not None:
+        event_id = call_in_run(run.store, append)
+    else:
+        with open_api(store or STORE) as api:
+            event_id = append(api)
     print_json({"event_id": event_id}) if as_json else say(event_id)
 
 
@@ -187,13 +237,14 @@ def complete(
     supervisor stops it.
     """
     from rota.cli import arguments
-    from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
     run = own_run(store)
     value = None if result is None else arguments.json_value(result, "result")
-    with open_api(run.store) as api:
-        before, after = api.queue.complete(run.sched_id, exit_kind, token=run.token, result=value, outcome=outcome)
+    before, after = call_in_run(
+        run.store,
+        lambda api: api.queue.complete(run.sched_id, exit_kind, token=run.token, result=value, outcome=outcome),
+    )
     if as_json:
         print_json({"before": before, "after": after})
     else:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from rota.errors import StoreUnavailable
 
-__all__ = ["SOCKET_PATH_BYTES_MAX", "check_socket_path", "socket_path"]
+__all__ = ["RUN_FOLDER_PREFIX", "SOCKET_PATH_BYTES_MAX", "check_socket_path", "is_run_socket", "socket_path"]
+
+RUN_FOLDER_PREFIX = "rota-runs-"  # of the folder with the socket of a supervisor for its runs
 
 SOCKET_PATH_BYTES_MAX = 107  # what `sun_path` holds on Linux
 NAME_BYTES_MAX = SOCKET_PATH_BYTES_MAX - len("/proc/self/fd/1234567/")
@@ -30,6 +32,11 @@ def check_socket_path(path: str) -> None:
     if name_size > NAME_BYTES_MAX:
         text = f"the socket's name has {name_size} bytes, at most {NAME_BYTES_MAX} are possible: {path}"
     raise StoreUnavailable(text, hint="Give the daemon a shorter one: `rota serve --socket PATH`.")
+
+
+def is_run_socket(path: str) -> bool:
+    """Whether a path is that of a supervisor's own socket for its runs, which no other process serves later."""
+    return Path(path).parent.name.startswith(RUN_FOLDER_PREFIX)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ class _Pipeline:
     async def request(self, number: int, body: bytes) -> bytes:
         """Send a line and wait for its response."""
         if self.lost:
-            raise ConnectionLost("the daemon closed the connection", sent=False)
+            raise ConnectionLost("the connection was closed", sent=False)
         response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._responses[number] = response
         try:
@@ -89,7 +89,7 @@ class _Pipeline:
             self.lost = True
             for response in self._responses.values():
                 if not response.done():
-                    response.set_exception(ConnectionLost("the daemon closed the connection", sent=True))
+                    response.set_exception(ConnectionLost("the connection was closed", sent=True))
 
     def _dispatch(self, line: bytes) -> None:
         number = _id.decode(line).id

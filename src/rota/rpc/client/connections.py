@@ -71,7 +71,7 @@ class UnixConnection:
         while True:
             part = self._socket.recv(CHUNK_BYTES)
             if not part:
-                raise ConnectionLost("the daemon closed the connection", sent=True)
+                raise ConnectionLost("the connection was closed", sent=True)
             line, end, rest = part.partition(b"\n")
             parts.append(line)
             if end:

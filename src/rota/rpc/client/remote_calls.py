@@ -20,6 +20,7 @@ from rota.model.work import ScheduleSpec
 from rota.rpc.jsonrpc import BODY_BYTES_MAX, decode_result, encode_call
 from rota.rpc.methods import METHODS, Method
 from rota.store.forks import in_child
+from rota.store.socket_paths import is_run_socket
 
 __all__ = ["BACKOFF_S", "ConnectionLost", "EntryKeys", "RemoteCall", "RemoteCalls", "is_retry_safe"]
 
@@ -137,6 +138,10 @@ class RemoteCall:
 
     def _unreachable(self, lost: ConnectionLost) -> StoreUnavailable:
         address = self._client.address
+        if is_run_socket(address.removeprefix("unix:")):
+            text = f"the supervisor of this run cannot be reached at {address}: {str(lost) or 'timed out'}"
+            hint = "It has ended; the entry is queued again when its claim expires."
+            return StoreUnavailable(text, hint=hint, address=address, closed=True)  # nothing to wait for
         hint = "Start the daemon with `rota serve`."
         if address.startswith("http:"):
             hint += " If it uses TLS, its address begins with https:."

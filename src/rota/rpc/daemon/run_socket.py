@@ -33,11 +33,11 @@ from rota.rpc.daemon.unix_listener import UnixListener
 from rota.rpc.handlers import RpcHandlers
 from rota.service.dispatcher import Dispatcher
 from rota.store import JoinedStore
-from rota.store.socket_paths import SOCKET_PATH_BYTES_MAX
+from rota.store.socket_paths import RUN_FOLDER_PREFIX, SOCKET_PATH_BYTES_MAX
 
 __all__ = ["FOLDER_PREFIX", "RunSocket", "temporary_folders"]
 
-FOLDER_PREFIX = "rota-runs-"
+FOLDER_PREFIX = RUN_FOLDER_PREFIX
 _SOCKET = "rota.sock"
 _TRIES_MAX = 10  # folders that another process may remove while they are made
 _LIMITS = DaemonLimits(connections_max=1_024, grace_s=2.0)  # a run that waits for a limit keeps its connection
