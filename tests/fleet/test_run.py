@@ -199,6 +199,7 @@ def test_the_reload_command_reloads_a_running_fleet(tmp_path: Path) -> None:
         (tmp_path / "fleet.toml").write_text(f'store = "{address_of(tmp_path / "rota.db")}"\n' + TWO)
         until(lambda: bool(fleet.api.workers.list()))
         done = _reload(tmp_path)
+        assert "each reads the file that it was started with" in done.stderr
         assert done.returncode == 0, done.stderr
         until(lambda: fleet.fleet.slots == 3)
 

@@ -110,7 +110,8 @@ def reload(path: Path | None, *, as_json: bool) -> None:
     if as_json:
         output.print_json({"fleet": fleet.title, "file": fleet.path, "event_id": event_id})
     else:
-        say(f"requested a reload of {fleet.path} from every supervisor of fleet {fleet.title}", err=True)
+        readers = f"every supervisor of fleet {fleet.title}"
+        say(f"requested a reload from {readers}: each reads the file that it was started with", err=True)
 
 
 def find_fleet_file(path: Path | None) -> Path:
