@@ -18,6 +18,9 @@ from rota import store
 from rota.errors import WorkerExists
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.fleet_run import RELOAD_KIND, FleetRun, request_reload
+from rota.host.cgroup_files import FILES_BY_VERSION
+from rota.host.cgroup_mounts import hierarchies
+from rota.host.cgroups import Cgroups
 from rota.kernel import Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
 from tests.host.support import PATIENCE_S, until
@@ -43,6 +46,8 @@ TWO = (
 command = ["sh", "-c", "echo here > arrived"]
 """
 )
+SUPPORT = Cgroups().support
+needs_groups = pytest.mark.skipif(not SUPPORT["quota"].works, reason="no control groups for CPU time can be made here")
 
 
 @contextmanager
@@ -96,6 +101,39 @@ def test_a_reload_keeps_runs_in_progress_and_applies_what_is_new(tmp_path: Path)
         assert [fleet.api.queue.wait(each, PATIENCE_S).exit_kind for each in held] == ["completed"] * 2
     changes = [event.payload["changes"] for event in events(tmp_path, "kernel.fleet.reloaded")]
     assert changes[-1]["agent"] == {"created": ["newcomer"]}
+
+
+@needs_groups
+def test_a_reload_lowers_and_raises_the_quota_of_runs_in_progress(tmp_path: Path) -> None:
+    """That of the project becomes less than the agent's, and then more again; the kernel has both."""
+    agent = "cpu = {quota = '60ms/100ms'}\nstop_grace_s"
+
+    def text(quota: str) -> str:
+        return ONE.replace("weight = 1", f"cpu = {{quota = '{quota}'}}").replace("stop_grace_s", agent)
+
+    with fleet_in(tmp_path, text("80ms/100ms")) as fleet, running(fleet):
+        sched_id = put(fleet, "sleeper")
+        until((tmp_path / f"slept.{sched_id}").exists)
+        assert quotas_in_force() == {"lab": "80ms/100ms", "sleeper": "60ms/100ms"}
+        for quota, agents in (("20ms/100ms", "20ms/100ms"), ("90ms/100ms", "60ms/100ms")):
+            (tmp_path / "fleet.toml").write_text(text(quota))
+            request_reload(fleet.api, "the test")
+            wanted = {"lab": quota, "sleeper": agents}
+            until(lambda wanted=wanted: quotas_in_force() == wanted)  # type: ignore[misc]
+        (tmp_path / "go").touch()
+        ended = fleet.api.queue.wait(sched_id, PATIENCE_S)
+        assert ended.exit_kind == "completed"
+
+
+def quotas_in_force() -> dict[str, str]:
+    """The quotas that the kernel has for the groups of this process, by the name of the project or the agent."""
+    files = FILES_BY_VERSION[SUPPORT["quota"].version or 0]
+    found = {}
+    for each in hierarchies():
+        for folder in each.base.glob(f"rota-{os.getpid()}-*-lab") if "cpu" in each.controllers else ():
+            for inner in (folder, *folder.glob("rota-*-sleeper")):
+                found[inner.name.rpartition("-")[2]] = files.in_force("quota", inner)
+    return found
 
 
 def test_an_invalid_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

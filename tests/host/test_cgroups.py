@@ -159,6 +159,42 @@ def _throttled(group: ControlGroup) -> int:
     return sum(int(count) for name, count in lines if name == "nr_throttled")
 
 
+def quota_of(cgroups: Cgroups, group: ControlGroup) -> str:
+    """The quota that the kernel reports."""
+    return FILES_BY_VERSION[cgroups.support["quota"].version or 0].in_force("quota", group._folders["quota"])
+
+
+def test_a_quota_that_the_kernel_refuses_leaves_the_one_before_and_is_reported_with_it(cgroups: Cgroups) -> None:
+    """Version 1 takes no quota above that of the parent; version 2 takes it, and the parent's holds."""
+    if not works(cgroups, "quota"):
+        return
+    parent = cgroups.create(GroupLimits(quota_us=500_000, period_us=1_000_000))
+    parent.hold_groups()
+    child = cgroups.create(GroupLimits(quota_us=40_000), parent=parent)
+    assert (quota_of(cgroups, parent), quota_of(cgroups, child)) == ("500ms/1000ms", "40ms/100ms")
+    refused = child.set(GroupLimits(quota_us=120_000, period_us=200_000))
+    if cgroups.support["quota"].version == 1:
+        assert [(each.what, each.asked, each.in_force) for each in refused] == [
+            ("quota", "120ms/200ms", "40ms/100ms"),
+        ]
+        assert refused[0].why == "the group above it has less, or one below it has more [EINVAL]"
+        assert not child.enforces("quota")
+        assert child.set(GroupLimits(quota_us=100_000, period_us=200_000)) == ()
+    assert parent.set(GroupLimits(quota_us=50_000)) == ()  # with another period
+    assert parent.set(GroupLimits(quota_us=600_000, period_us=1_000_000)) == ()
+    remove(child)
+    remove(parent)
+
+
+def test_a_group_with_a_weight_may_get_a_quota_later(cgroups: Cgroups) -> None:
+    features: tuple[Feature, ...] = ("weight",)
+    group = cgroups.create(features=features)
+    if works(cgroups, "quota") and works(cgroups, "weight"):
+        assert group.set(GroupLimits(quota_us=20_000)) == ()
+        assert quota_of(cgroups, group) == "20ms/100ms"
+    remove(group)
+
+
 def test_weight_is_written_in_the_units_of_the_version(cgroups: Cgroups) -> None:
     group = cgroups.create(GroupLimits(weight=300))
     if works(cgroups, "weight"):
@@ -431,6 +467,7 @@ def test_the_files_of_version_2() -> None:
 
 def test_the_files_of_version_1() -> None:
     assert writes(FILES_BY_VERSION[1], ALL_LIMITS) == [
+        FileWrite("cpu.cfs_quota_us", "-1"),
         FileWrite("cpu.cfs_period_us", "100000"),
         FileWrite("cpu.cfs_quota_us", "20000"),
         FileWrite("cpu.shares", "512"),
@@ -439,8 +476,8 @@ def test_the_files_of_version_1() -> None:
         FileWrite("pids.max", "7"),
     ]
     assert [write.text for write in writes(FILES_BY_VERSION[1], GroupLimits())] == [
-        "100000",
         "-1",
+        "100000",
         "1024",
         "-1",
         "-1",

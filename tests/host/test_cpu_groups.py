@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rota.clock import AwakeClock
-from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
+from rota.host.cgroup_files import FEATURES, FILES_BY_VERSION, Feature, GroupLimits
 from rota.host.cgroup_mounts import hierarchies
-from rota.host.cgroups import Cgroups, FeatureSupport
+from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport
 from rota.host.command import Command
 from rota.host.cpu_groups import CPU_FEATURES, CpuGroups, CpuOwner, Where, cpu_states, niceness, run_scheduling
 from rota.host.lineage import descendants_of
@@ -20,7 +20,7 @@ from rota.host.process_cpu import tree_cpu_ns
 from rota.host.quota_signals import QuotaSignals
 from rota.host.reaper_client import ReaperClient
 from rota.host.thread_settings import Scheduling, allowed_cores
-from rota.model.cpu import CpuQuota, CpuSettings
+from rota.model.cpu import CpuQuota, CpuSettings, core_list
 from tests.host.support import PATIENCE_S, Pipe, cpu_measured, output_of, py, running, sh, state_of, until
 
 CORE = max(allowed_cores())
@@ -118,6 +118,111 @@ def test_nested_groups_of_exited_processes_are_removed_at_the_next_start() -> No
         (folder / "rota-999999999-2" / "rota-999999999-3").mkdir(parents=True)
     Cgroups()
     assert not any(folder.exists() for folder in stale)
+
+
+def quotas(*groups: ControlGroup) -> list[str]:
+    """The quotas that the kernel reports."""
+    files = FILES_BY_VERSION[SUPPORT["quota"].version or 0]
+    return [files.in_force("quota", group._folders["quota"]) for group in groups]
+
+
+def above(group: ControlGroup) -> ControlGroup:
+    assert group._parent is not None
+    return group._parent
+
+
+def cores_of(*groups: ControlGroup) -> list[str]:
+    files = FILES_BY_VERSION[SUPPORT["cores"].version or 0]
+    return [files.in_force("cores", group._folders["cores"]) for group in groups]
+
+
+@needs_groups
+def test_a_quota_of_a_project_is_lowered_and_raised_around_those_of_its_agents(groups: CpuGroups) -> None:
+    """The kernel has it, also with other periods, and an agent gets back what it asks for when there is room."""
+
+    def change(**fields: object) -> list[str]:
+        groups.change(owner("p", **fields))
+        assert groups.not_in_force([owner("p"), owner("a")]) == {}
+        return quotas(project, one, two)
+
+    runs = [
+        groups.enter([owner("p", quota="80ms/100ms"), owner(name, quota=quota)], GroupLimits())
+        for name, quota in (("a", "60ms/100ms"), ("b", "10ms/50ms"))
+    ]
+    one, two = map(above, runs)
+    project = above(one)
+    assert quotas(project, one, two) == ["80ms/100ms", "60ms/100ms", "10ms/50ms"]
+    assert change(quota="40ms/100ms") == ["40ms/100ms", "40ms/100ms", "10ms/50ms"]
+    assert change(quota="100ms/1s") == ["100ms/1000ms", "10ms/100ms", "5ms/50ms"]
+    assert change(quota="2ms/200ms") == ["2ms/200ms", "1ms/100ms", "2ms/200ms"]  # half a millisecond is too little
+    assert change(quota="50ms/100ms") == ["50ms/100ms", "50ms/100ms", "10ms/50ms"]
+    assert change(weight=2) == ["", "60ms/100ms", "10ms/50ms"]
+    groups.change(owner("b", quota="1s/1s"))
+    assert quotas(project, one, two) == ["", "60ms/100ms", "1000ms/1000ms"]
+    assert change(quota="70ms/100ms") == ["70ms/100ms", "60ms/100ms", "700ms/1000ms"]
+    for run in runs:
+        groups.leave(run)
+
+
+@needs_groups
+def test_a_new_run_lowers_the_quota_of_its_project_below_that_of_an_agent(groups: CpuGroups) -> None:
+    before, after = (
+        groups.enter([owner("p", quota=quota), owner("a", quota="60ms/100ms")], GroupLimits())
+        for quota in ("80ms/100ms", "20ms/100ms")
+    )
+    agent = above(before)
+    assert agent is above(after)
+    assert quotas(above(agent), agent) == ["20ms/100ms", "20ms/100ms"]
+    for run in (before, after):
+        groups.leave(run)
+
+
+@needs_groups
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="two cores are needed")
+def test_cores_of_a_project_change_around_those_of_its_agents_and_runs(groups: CpuGroups) -> None:
+    low, high = str(min(allowed_cores())), str(CORE)
+    leased = groups.enter(
+        [owner("p", cores=core_list(allowed_cores())), owner("a", cores=low)], GroupLimits(cores=frozenset({int(low)}))
+    )
+    agent = above(leased)
+    project = above(agent)
+    groups.change(owner("p", cores=low))
+    assert cores_of(project, agent, leased) == [low, low, low]
+    groups.change(owner("p", cores=high))  # its agent names none of them, and its run has leased none of them
+    assert cores_of(project, agent, leased) == [high, high, high]
+    assert groups.not_in_force([owner("p"), owner("a")]) == {}
+    groups.change(owner("p"))
+    assert cores_of(agent, leased) == [low, low]
+    groups.leave(leased)
+
+
+@needs_groups
+def test_what_a_group_cannot_be_given_is_said_with_the_reason(groups: CpuGroups) -> None:
+    """Where version 1 keeps cores apart from shares, a group that was made without a folder for them has none."""
+    run = groups.enter([owner("p", weight=2)], GroupLimits())
+    groups.change(owner("p", cores=str(CORE)))
+    missing = {} if above(run).can_limit("cores") else {"p": {"cores": "the group was created without it"}}
+    assert groups.not_in_force([owner("p")]) == missing
+    groups.change(owner("p", weight=2))
+    assert groups.not_in_force([owner("p")]) == {}
+    groups.leave(run)
+
+
+@pytest.mark.parametrize(
+    ("where", "cores", "how"),
+    [
+        ("program", "cooperative", "as the affinity of each process, which a program may change; EBUSY"),
+        ("process", "refused", "EBUSY"),
+    ],
+)
+def test_what_the_kernel_did_not_take_is_not_reported_as_enforced(where: Where, cores: str, how: str) -> None:
+    support: Support = {feature: FeatureSupport(feature, 1) for feature in FEATURES}
+    missing = {"quota": "EINVAL; in force: 5ms/100ms", "cores": "EBUSY"}
+    cpu = CpuSettings(weight=2, quota="20ms/100ms", cores="0-1")
+    states = cpu_states(cpu, support, where, usable=FOUR, missing=missing)
+    assert [each.state for each in states] == ["enforced", "refused", cores]
+    assert states[1].how == "EINVAL; in force: 5ms/100ms"
+    assert how in states[2].how
 
 
 # --- without groups --------------------------------------------------------------------------------

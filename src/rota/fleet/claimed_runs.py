@@ -24,7 +24,7 @@ from rota.fleet.live_run import LiveRun
 from rota.fleet.log_shipping import LogShipping
 from rota.fleet.on_ray.supervised_ray import SupervisedRay
 from rota.fleet.run_budgets import remaining_budget
-from rota.fleet.run_cpu import RunCpu, run_cpu
+from rota.fleet.run_cpu import RunCpu, agent_owner, project_owner, run_cpu
 from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.run_traces import RunTraces
 from rota.fleet.runners import registry
@@ -40,6 +40,7 @@ from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
 from rota.fleet.supervised_cores import SupervisedCores
 from rota.fleet.worktrees.supervised import SupervisedWorktrees
+from rota.host.cpu_groups import CpuOwner
 from rota.host.thread_settings import usable_cores
 from rota.host.watchdog import Watchdog
 from rota.kernel.run_reports import RunReport
@@ -295,12 +296,25 @@ class ClaimedRuns:
         with self._lock:
             self._agents.pop(pid, None)
             self._elsewhere.pop(pid, None)
+        self._apply_cpu(f"agent:{pid}", lambda: self._agent_owner(pid))
 
     def forget_project(self, project_id: str) -> None:
         """Remove the agents of a project from the cache: it was changed."""
         with self._lock:
             for pid in [pid for pid, (agent, *_) in self._agents.items() if agent.project_id == project_id]:
                 del self._agents[pid]
+        self._apply_cpu(f"project:{project_id}", lambda: project_owner(self._api.projects.get(project_id)))
+
+    def _agent_owner(self, pid: int) -> CpuOwner:
+        agent = self._api.agents.get(pid)
+        return agent_owner(agent, settings_of(agent))
+
+    def _apply_cpu(self, key: str, read: Callable[[], CpuOwner]) -> None:
+        """Apply changed `cpu` settings to the groups of runs that go on."""
+        try:
+            self._resources.cpu_changed(key, read)
+        except RotaError as problem:
+            _log.warning("changed cpu settings of %s apply from its next run on: %s", key, problem)
 
     def deliver_logs(self) -> None:
         """Send the rest of the logs to the daemon; no run is left."""

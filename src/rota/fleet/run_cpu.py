@@ -20,7 +20,7 @@ from rota.model.agent_settings import AgentSettings
 from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_cores, read_cpu
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
 
-__all__ = ["NO_GROUPS", "RunCpu", "run_cpu", "where_of"]
+__all__ = ["NO_GROUPS", "RunCpu", "agent_owner", "project_owner", "run_cpu", "where_of"]
 
 _ON_THREADS = ("graph", "hook")  # runners whose runs are on threads of the supervisor
 
@@ -108,15 +108,22 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
             return {}
         return {owner.key: owner.cpu.budget for owner in self.owners if owner.cpu.budget is not None}
 
-    def states(self, support: Mapping[Feature, FeatureSupport], where: Where) -> Iterator[tuple[str, str]]:
+    def states(
+        self,
+        support: Mapping[Feature, FeatureSupport],
+        where: Where,
+        *,
+        not_in_force: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> Iterator[tuple[str, str]]:
         """Say what each setting amounts to, in words, and which of the three states that is.
 
-        A policy that the operating system refuses to a process is reported when that is tried.
+        `not_in_force` says why the kernel did not take settings of its owners, by their keys.
         """
         within = self.usable
         for owner in self.owners:
             own = _in_force(owner.cpu, self.owners[-1].cpu) if owner is not self.owners[-1] else owner.cpu
-            for state in cpu_states(own, support, where, usable=self.usable, within=within):
+            missing = (not_in_force or {}).get(owner.key)
+            for state in cpu_states(own, support, where, usable=self.usable, within=within, missing=missing):
                 yield (f"{owner.label}: {state}" if len(self.owners) > 1 else str(state)), state.state
             within &= owner.cpu.core_set or within
 
@@ -137,11 +144,9 @@ def run_cpu(
         return None
     owners = []
     if project is not None and projects is not None:
-        owners.append(
-            CpuOwner(f"project:{project.project_id}", project.project_id, projects, project.weight / WEIGHT_UNIT)
-        )
+        owners.append(project_owner(project))
     if agents is not None:
-        owners.append(CpuOwner(f"agent:{agent.pid}", agent.name, agents, agent.weight / WEIGHT_UNIT))
+        owners.append(agent_owner(agent, settings))
     own = _merged(agents or CpuSettings(), projects or CpuSettings())
     return RunCpu(owners=tuple(owners), usable=usable, own=own)
 
@@ -159,6 +164,18 @@ def where_of(settings: AgentSettings) -> Where:
     if settings.executes != "callable":
         return "program"
     return "process" if settings.isolation == "process" else "thread"
+
+
+def project_owner(project: Project) -> CpuOwner:
+    """Return a project as the owner of a control group."""
+    cpu = read_cpu(project.metadata.get(CPU_KEY)) or CpuSettings()
+    return CpuOwner(f"project:{project.project_id}", project.project_id, cpu, project.weight / WEIGHT_UNIT)
+
+
+def agent_owner(agent: Agent, settings: AgentSettings | None) -> CpuOwner:
+    """Return an agent as the owner of a control group."""
+    cpu = (None if settings is None else settings.cpu) or CpuSettings()
+    return CpuOwner(f"agent:{agent.pid}", agent.name, cpu, agent.weight / WEIGHT_UNIT)
 
 
 def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:

@@ -68,11 +68,17 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             _checks.whole("cores", core, 0, CORES_MAX - 1)
 
     def value_of(self, limit: Limit) -> int | str | None:
-        """Return the value of one limit; cores as a list of ranges."""
+        """Return the value of one limit; cores as a list of ranges, a quota with its period."""
         if limit == "cores":
             return None if self.cores is None else core_list(self.cores)
-        value: int | None = getattr(self, {"quota": "quota_us", "memory": "memory_bytes"}.get(limit, limit))
+        if limit == "quota":
+            return None if self.quota_us is None else _quota_text(self.quota_us, self.period_us)
+        value: int | None = getattr(self, {"memory": "memory_bytes"}.get(limit, limit))
         return value
+
+
+def _quota_text(quota_us: int, period_us: int) -> str:
+    return f"{quota_us / 1_000:g}ms/{period_us / 1_000:g}ms"
 
 
 class FileWrite(NamedTuple):
@@ -92,6 +98,10 @@ class CgroupFiles:
 
     def limit(self, limit: Limit, limits: GroupLimits) -> list[FileWrite]:
         """Set one limit, or remove it."""
+        raise NotImplementedError
+
+    def in_force(self, limit: Limit, folder: Path) -> str:
+        """Return the quota or the cores that the kernel reports; empty for other limits, and if there is none."""
         raise NotImplementedError
 
     def frozen(self, frozen: bool) -> FileWrite:
@@ -172,7 +182,7 @@ class _V2(CgroupFiles):
         asked = limits.value_of(limit)
         text = "max" if asked is None else str(asked)
         if limit == "quota":
-            return [FileWrite("cpu.max", f"{text} {limits.period_us}")]
+            return [FileWrite("cpu.max", f"{'max' if asked is None else limits.quota_us} {limits.period_us}")]
         if limit == "weight":
             return [FileWrite("cpu.weight", str(asked or WEIGHT_NORMAL))]
         if limit == "cores":
@@ -184,6 +194,12 @@ class _V2(CgroupFiles):
             FileWrite("memory.max", text),
             FileWrite("memory.swap.max", text if asked is None else "0", required=False),
         ]
+
+    def in_force(self, limit: Limit, folder: Path) -> str:
+        if limit == "cores":
+            return (folder / "cpuset.cpus.effective").read_text().strip()
+        quota, period = (folder / "cpu.max").read_text().split() if limit == "quota" else ("max", "")
+        return "" if quota == "max" else _quota_text(int(quota), int(period))
 
     def frozen(self, frozen: bool) -> FileWrite:
         return FileWrite("cgroup.freeze", "1" if frozen else "0")
@@ -219,7 +235,10 @@ class _V1(CgroupFiles):
         asked = limits.value_of(limit)
         text = str(UNLIMITED if asked is None else asked)
         if limit == "quota":
-            return [FileWrite("cpu.cfs_period_us", str(limits.period_us)), FileWrite("cpu.cfs_quota_us", text)]
+            # first none: a new period with the old quota may be more than the group above has, or less than those below
+            unlimited = FileWrite("cpu.cfs_quota_us", str(UNLIMITED))
+            writes = [unlimited, FileWrite("cpu.cfs_period_us", str(limits.period_us))]
+            return writes if asked is None else [*writes, FileWrite("cpu.cfs_quota_us", str(limits.quota_us))]
         if limit == "weight":
             shares = (limits.weight or WEIGHT_NORMAL) * SHARES_NORMAL // WEIGHT_NORMAL
             return [FileWrite("cpu.shares", str(max(shares, SHARES_MIN)))]
@@ -233,6 +252,12 @@ class _V1(CgroupFiles):
             FileWrite("memory.memsw.limit_in_bytes", text, required=False),
         ]
         return writes if asked is not None else writes[::-1]
+
+    def in_force(self, limit: Limit, folder: Path) -> str:
+        if limit == "cores":
+            return (folder / "cpuset.cpus").read_text().strip()
+        quota_us = int((folder / "cpu.cfs_quota_us").read_text()) if limit == "quota" else UNLIMITED
+        return "" if quota_us < 0 else _quota_text(quota_us, int((folder / "cpu.cfs_period_us").read_text()))
 
     def frozen(self, frozen: bool) -> FileWrite:
         return FileWrite("freezer.state", "FROZEN" if frozen else "THAWED")

@@ -33,6 +33,7 @@ moves the command into the group right after the start.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -79,9 +80,16 @@ FREEZE_CHECKS_MAX = 10_000  # of a version 1 group that is freezing; each check 
 GROUPS = "rota-*-*"  # the names of all groups
 LABEL_CHARS_MAX = 40
 CPU_CONTROLLERS = frozenset({"cpu", "cpuset"})
+CPU_LIMITS: frozenset[Limit] = frozenset({"quota", "weight", "cores"})
 FOR_A_SESSION: tuple[Feature, ...] = ("quota", "weight", "memory", "processes", "freeze", "kill", "cpu_usage")
 
 _serial = itertools.count(1)  # of all groups of this process
+# why version 1 refuses a limit that it takes in another group
+_NOT_IN_THE_TREE: Mapping[tuple[Limit, int], str] = {
+    ("quota", errno.EINVAL): "the group above it has less, or one below it has more [EINVAL]",
+    ("cores", errno.EACCES): "the group above it has other cores [EACCES]",
+    ("cores", errno.EBUSY): "a group below it has other cores [EBUSY]",
+}
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
 
 Backend: TypeAlias = Literal["v2", "v1", "hybrid", "none"]
@@ -136,7 +144,13 @@ class Cgroups:
         """
         limits = limits or GroupLimits()
         needed = {*features, *(limit for limit in LIMITS if limits.value_of(limit) is not None)}
-        providers = {feature: found for feature, found in self._providers.items() if feature in needed}
+        made = {self._providers[feature].name for feature in needed if feature in self._providers}
+        providers = {
+            feature: found
+            for feature, found in self._providers.items()
+            # limits of CPU time may be set later, as far as that takes no further folder
+            if feature in needed or (feature in CPU_LIMITS and found.name in made)
+        }
         while True:
             name = f"rota-{os.getpid()}-{next(_serial)}{_in_a_name(label)}"
             group = ControlGroup(name, self.support, providers, self._groups_of, parent)
@@ -295,9 +309,14 @@ class ControlGroup:
     def set(self, limits: GroupLimits) -> tuple[Advisory, ...]:
         """Set its limits, also while processes run in it. Return advisories for limits that are not in force."""
         before, self.limits = self.limits, limits
-        changed = [name for name in LIMITS if limits.value_of(name) is not None or before.value_of(name) is not None]
-        self.advisories = tuple(advisory for limit in changed for advisory in self._set_limit(limit))
+        missing = {advisory.what for advisory in self.advisories}  # the kernel may take them now
+        changed = [name for name in LIMITS if limits.value_of(name) != before.value_of(name) or name in missing]
+        self.advisories = tuple(advisory for limit in changed for advisory in self._set_limit(limit, before))
         return self.advisories
+
+    def can_limit(self, limit: Limit) -> bool:
+        """Whether it has the folder for a limit."""
+        return limit in self._folders
 
     def enforces(self, limit: Limit) -> bool:
         """Whether a limit was requested and is in force."""
@@ -376,18 +395,33 @@ class ControlGroup:
             with suppress(RotaError):  # if the start failed or the reaper is lost, the group is empty
                 self._session.wait_started()
 
-    def _set_limit(self, limit: Limit) -> Iterator[Advisory]:
+    def _set_limit(self, limit: Limit, before: GroupLimits) -> Iterator[Advisory]:
         asked = str(self.limits.value_of(limit) or "none")
         if limit not in self._folders:
-            yield Advisory(limit, self._support[limit].why_not or "the group was created without it", asked)
+            if self.limits.value_of(limit) is not None:
+                yield Advisory(limit, self._support[limit].why_not or "the group was created without it", asked)
             return
         try:
-            if limit == "cores" and self.limits.cores is None:
-                self._files(limit).copy_from_parent(self._folders[limit])
-            for file_write in self._files(limit).limit(limit, self.limits):
-                write(self._folders[limit], file_write)
+            self._write_limit(limit, self.limits)
         except OSError as problem:
-            yield Advisory(limit, explain_errno(problem.errno or 0), asked)
+            with suppress(OSError):
+                self._write_limit(limit, before)  # what was in force before stays
+            number = problem.errno or 0
+            why = _NOT_IN_THE_TREE.get((limit, number)) or explain_errno(number)
+            yield Advisory(limit, why, asked, self._in_force(limit))
+
+    def _write_limit(self, limit: Limit, limits: GroupLimits) -> None:
+        folder = self._folders[limit]
+        if limit == "cores" and limits.cores is None:
+            self._files(limit).copy_from_parent(folder)
+        for file_write in self._files(limit).limit(limit, limits):
+            write(folder, file_write)
+
+    def _in_force(self, limit: Limit) -> str:
+        try:
+            return self._files(limit).in_force(limit, self._folders[limit])
+        except OSError:
+            return ""
 
     def _files(self, feature: Feature) -> CgroupFiles:
         support = self._support[feature]

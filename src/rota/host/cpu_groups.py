@@ -10,6 +10,14 @@ A weight compares siblings, so a project with twenty runs gets no more than one 
 leaves goes to the others. A level that says nothing has no group. Groups are made when a run needs them and removed
 with the last run; those of a process that was killed are removed by the reaper, or at the next start (cgroups.py).
 
+A group never has more than the one above it: version 1 refuses such a quota, and such cores, and refuses to lower those
+of a group while one below it has more. So each group gets what fits into the one above (`fitted`), and a change is made
+in two steps, which no kernel refuses: from the top down each group gets whichever is more of before and after, and then
+from the bottom up what it is to have.
+
+    project 80 → 40 of 100 ms, agent asks 60       project 80, agent 60        agent 40, project 40
+    project 40 → 80 of 100 ms                      project 80, agent 60        agent 60, project 80
+
 Without control groups the settings are approximated for each process, which is less, and `cpu_states` says so:
 
     setting    with control groups            without
@@ -29,7 +37,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from rota.host.cgroup_files import WEIGHT_MAX, WEIGHT_NORMAL, Feature, GroupLimits, Limit
+from rota.host.advisory import Advisory
+from rota.host.cgroup_files import QUOTA_US_MIN, WEIGHT_MAX, WEIGHT_NORMAL, Feature, GroupLimits, Limit
 from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport
 from rota.host.thread_settings import NICE_MAX, NICE_MIN, Scheduling, usable_cores
 from rota.model.cpu import CpuSettings, core_list
@@ -48,6 +57,7 @@ __all__ = [
 ]
 
 CPU_FEATURES: tuple[Limit, ...] = ("weight", "quota", "cores")
+PERIOD_US = 100_000  # of a group without a quota
 NICE_STEP = 1.25  # one level of niceness is worth this factor, in the operating system's table
 SENSITIVE_NS, BATCH_NS = 750_000, 12_000_000  # the time slices that a class asks for
 _FOR_AN_OWNER: tuple[Feature, ...] = ("weight",)
@@ -65,15 +75,56 @@ class CpuOwner(NamedTuple):
     weight: float = 1.0  # if the settings name none
 
 
-def group_limits(cpu: CpuSettings, weight: float, within: frozenset[int]) -> GroupLimits:
-    """Return the settings in the units of control groups; of its cores those `within` the level above."""
-    quota, cores = cpu.budget, cpu.core_set
+def group_limits(cpu: CpuSettings, weight: float) -> GroupLimits:
+    """Return the settings in the units of control groups."""
+    quota = cpu.budget
     return GroupLimits(
         weight=min(max(round((cpu.weight or weight) * WEIGHT_NORMAL), 1), WEIGHT_MAX),
         quota_us=None if quota is None else quota.budget_us,
-        period_us=100_000 if quota is None else quota.period_us,
-        cores=None if cores is None else cores & within,
+        period_us=PERIOD_US if quota is None else quota.period_us,
+        cores=cpu.core_set,
     )
+
+
+class CpuRoom(NamedTuple):
+    """What the groups above leave to a group."""
+
+    cores: frozenset[int]
+    quota_us: int | None = None  # None: unlimited
+    period_us: int = PERIOD_US
+
+    def below(self, limits: GroupLimits) -> CpuRoom:
+        """What a group with these limits leaves to those below it."""
+        cores = self.cores if limits.cores is None else limits.cores
+        if limits.quota_us is None:
+            return self._replace(cores=cores)
+        return CpuRoom(cores, limits.quota_us, limits.period_us)
+
+
+def fitted(asked: GroupLimits, room: CpuRoom) -> GroupLimits:
+    """Return as much of some limits as there is room for. Of cores that are not there at all nothing remains."""
+    cores = None if asked.cores is None else asked.cores & room.cores or None
+    quota_us, period_us = asked.quota_us, asked.period_us
+    if quota_us is not None and room.quota_us is not None and not _is_less(quota_us, period_us, room):
+        quota_us = room.quota_us * period_us // room.period_us
+        if quota_us < QUOTA_US_MIN:
+            quota_us, period_us = room.quota_us, room.period_us
+    return msgspec.structs.replace(asked, cores=cores, quota_us=quota_us, period_us=period_us)
+
+
+def _is_less(quota_us: int, period_us: int, room: CpuRoom) -> bool:
+    return room.quota_us is None or quota_us * room.period_us < room.quota_us * period_us
+
+
+def widest(before: GroupLimits, after: GroupLimits) -> GroupLimits:
+    """Return limits that have the cores of both, and the larger quota of the two."""
+    cores = None if before.cores is None or after.cores is None else before.cores | after.cores
+    quota = after
+    if before.quota_us is None or (
+        after.quota_us is not None and before.quota_us * after.period_us > after.quota_us * before.period_us
+    ):
+        quota = before
+    return msgspec.structs.replace(after, cores=cores, quota_us=quota.quota_us, period_us=quota.period_us)
 
 
 def niceness(weight: float) -> int:
@@ -127,13 +178,15 @@ def cpu_states(
     usable: frozenset[int],
     within: frozenset[int] | None = None,
     granted: Collection[str] = ("batch", "slice", "fifo", "rr", "deadline"),
+    missing: Mapping[str, str] | None = None,
 ) -> list[CpuState]:
     """Return what each setting amounts to. Cores of which only some can be used are two entries.
 
     `usable` are the cores of this machine, `within` those that the project of an agent allows, and `granted` the
-    scheduling policies that this machine allows.
+    scheduling policies that this machine allows. `missing` are settings that the kernel did not take, with the reason.
     """
     choice = usable if within is None else usable & within
+    missing = missing or {}
     states: list[CpuState] = []
     for name, given in msgspec.to_builtins(cpu).items():
         if name == "lease" and not given:
@@ -142,6 +195,8 @@ def cpu_states(
         if where == "thread":
             how = "the function shares the supervisor's process; isolation = 'process'"
             states.append(CpuState(name, value, "refused", how))
+        elif name in missing:
+            states.append(_state_of_missing(name, value, missing[name], where))
         elif name in {"class", "realtime"}:
             states.append(_state_of_policy(name, value, granted))
         elif name == "cores":
@@ -151,6 +206,13 @@ def cpu_states(
         else:
             states.append(_state(name, value, support, where))
     return states
+
+
+def _state_of_missing(name: str, value: str, why: str, where: Where) -> CpuState:
+    """What a setting amounts to that the kernel did not take. Affinity is tried in any case."""
+    if name == "cores" and where == "program":
+        return CpuState(name, value, "cooperative", f"{_COOPERATIVE[name]}; {why}")
+    return CpuState(name, value, "refused", why)
 
 
 def _states_of_cores(
@@ -192,12 +254,22 @@ def _state_of_policy(name: str, value: str, granted: Collection[str]) -> CpuStat
 # --- groups ------------------------------------------------------------------------------------------
 
 
-class _Shared:
-    """The group of an owner, and how many runs or groups are in it."""
+class _Node:
+    """A group in the tree: of a project or an agent, with the number of runs in it, or of a run."""
 
-    def __init__(self, group: ControlGroup) -> None:
+    def __init__(self, group: ControlGroup, asked: GroupLimits, above: _Node | None) -> None:
         self.group = group
+        self.asked = asked
+        self.above = above
+        self.below: dict[str, _Node] = {}  # by the names of their groups
         self.users = 0
+        if above is not None:
+            above.below[group.name] = self
+
+    def leave(self) -> None:
+        """It is removed: forget it above."""
+        if self.above is not None:
+            self.above.below.pop(self.group.name, None)
 
 
 class CpuGroups:
@@ -207,8 +279,8 @@ class CpuGroups:
         self._cgroups = cgroups
         self._usable = usable_cores()
         self._lock = threading.Lock()
-        self._shared: dict[tuple[str, ...], _Shared] = {}  # by the keys from the top
-        self._paths: dict[str, tuple[str, ...]] = {}  # of runs, by the name of their group
+        self._shared: dict[tuple[str, ...], _Node] = {}  # by the keys from the top
+        self._runs: dict[str, tuple[tuple[str, ...], _Node]] = {}  # by the name of their group
 
     @property
     def works(self) -> bool:
@@ -217,62 +289,115 @@ class CpuGroups:
 
     def enter(self, owners: Sequence[CpuOwner], limits: GroupLimits, label: str = "") -> ControlGroup:
         """Create the group of one run below those of its owners, the outermost first."""
-        path = tuple(owner.key for owner in owners)
+        path = _path(owners)
         with self._lock:
-            parent: ControlGroup | None = None
-            depth, within = 0, self._usable
+            above: _Node | None = None
+            depth = 0
             try:
                 for owner in owners:
-                    at_level = group_limits(owner.cpu, owner.weight, within)
-                    parent = self._share(path[: depth + 1], owner.label, at_level, parent)
-                    depth, within = depth + 1, at_level.cores or within
-                group = self._cgroups.create(limits, parent=parent, features=_FOR_A_RUN, label=label)
+                    above = self._share(path[: depth + 1], owner, above)
+                    depth += 1
+                run = self._create(limits, above, _FOR_A_RUN, label)
             except BaseException:
                 self._leave(path[:depth])
                 raise
-            self._paths[group.name] = path
-            return group
+            self._runs[run.group.name] = path, run
+            return run.group
 
     def leave(self, group: ControlGroup) -> None:
         """Remove the group of a run that has ended, with whatever is left in it, and the groups that it was last in."""
         with self._lock:
-            path = self._paths.pop(group.name, ())
+            path, run = self._runs.pop(group.name, ((), None))
+            if run is not None:
+                run.leave()
             self._cgroups.discard(group)
             self._leave(path)
+
+    def change(self, owner: CpuOwner) -> None:
+        """The settings of a project or an agent have changed: apply them to its groups, and to what runs in them."""
+        with self._lock:
+            for path, node in self._shared.items():
+                if path[-1] == owner.key:
+                    self._change(node, owner)
+
+    def has(self, key: str) -> bool:
+        """Whether a project or an agent has a group now."""
+        with self._lock:
+            return any(path[-1] == key for path in self._shared)
 
     def close(self) -> None:
         """Remove what could not be removed before."""
         self._cgroups.close()
 
-    def _share(
-        self, path: tuple[str, ...], label: str, limits: GroupLimits, parent: ControlGroup | None
-    ) -> ControlGroup:
-        shared = self._shared.get(path)
-        if shared is None:
-            group = self._cgroups.create(limits, parent=parent, features=_FOR_AN_OWNER, label=label)
+    def _create(self, asked: GroupLimits, above: _Node | None, features: tuple[Feature, ...], label: str) -> _Node:
+        parent = None if above is None else above.group
+        limits = fitted(asked, self._room(above))
+        return _Node(self._cgroups.create(limits, parent=parent, features=features, label=label), asked, above)
+
+    def _share(self, path: tuple[str, ...], owner: CpuOwner, above: _Node | None) -> _Node:
+        node = self._shared.get(path)
+        if node is None:
+            node = self._create(group_limits(owner.cpu, owner.weight), above, _FOR_AN_OWNER, owner.label)
             try:
-                group.hold_groups()
+                node.group.hold_groups()
             except BaseException:
-                group.remove()
+                node.leave()
+                node.group.remove()
                 raise
-            shared = self._shared[path] = _Shared(group)
-        elif shared.group.limits != limits:  # its settings have changed
-            shared.group.set(limits)
-        shared.users += 1
-        return shared.group
+            self._shared[path] = node
+        else:
+            self._change(node, owner)
+        node.users += 1
+        return node
+
+    def _change(self, node: _Node, owner: CpuOwner) -> None:
+        asked = group_limits(owner.cpu, owner.weight)
+        if asked == node.asked:
+            return
+        node.asked = asked
+        steps = list(self._limits_below(node, self._room(node.above)))
+        for one, limits in steps:
+            one.group.set(widest(one.group.limits, limits))
+        for one, limits in reversed(steps):
+            one.group.set(limits)
+
+    def _limits_below(self, node: _Node, room: CpuRoom) -> Iterator[tuple[_Node, GroupLimits]]:
+        """The limits of a group and of all below it, each after those above it."""
+        limits = fitted(node.asked, room)
+        if limits.cores is None and node.group.can_limit("cores") and room.cores != self._usable:
+            limits = msgspec.structs.replace(limits, cores=room.cores)  # version 1 would keep those it began with
+        yield node, limits
+        for one in node.below.values():
+            yield from self._limits_below(one, room.below(limits))
+
+    def _room(self, above: _Node | None) -> CpuRoom:
+        if above is None:
+            return CpuRoom(self._usable)
+        return self._room(above.above).below(above.group.limits)
 
     def _leave(self, path: tuple[str, ...]) -> None:
         for depth in range(len(path), 0, -1):
-            shared = self._shared[path[:depth]]
-            shared.users -= 1
-            if not shared.users:
+            node = self._shared[path[:depth]]
+            node.users -= 1
+            if not node.users:
                 del self._shared[path[:depth]]
-                self._cgroups.discard(shared.group)
+                node.leave()
+                self._cgroups.discard(node.group)
 
-    def advisories(self, owners: Sequence[CpuOwner]) -> Iterator[str]:
-        """What the groups of these owners do not enforce."""
+    def not_in_force(self, owners: Sequence[CpuOwner]) -> dict[str, dict[str, str]]:
+        """Return why settings of these owners are not in force, by owner and setting."""
         with self._lock:
-            for depth in range(1, len(owners) + 1):
-                shared = self._shared.get(tuple(owner.key for owner in owners[:depth]))
-                if shared is not None:
-                    yield from (f"cpu {advisory}" for advisory in shared.group.advisories)
+            nodes = ((owner, self._shared.get(_path(owners[: depth + 1]))) for depth, owner in enumerate(owners))
+            return {
+                owner.key: {each.what: _why_not(each) for each in node.group.advisories}
+                for owner, node in nodes
+                if node is not None and node.group.advisories
+            }
+
+
+def _path(owners: Sequence[CpuOwner]) -> tuple[str, ...]:
+    return tuple(owner.key for owner in owners)
+
+
+def _why_not(advisory: Advisory) -> str:
+    return f"{advisory.why}; in force: {advisory.in_force}" if advisory.in_force else advisory.why

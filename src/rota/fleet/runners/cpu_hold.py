@@ -31,7 +31,8 @@ class CpuHold:
         self._cpu = cpu
         self.group = self._enter(assignment, advisories) if use_groups and resources.cpu_groups.works else None
         support = NO_GROUPS if self.group is None else resources.cgroups.support
-        states = list(cpu.states(support, where))
+        missing = {} if self.group is None else resources.cpu_groups.not_in_force(cpu.owners)
+        states = list(cpu.states(support, where, not_in_force=missing))
         advisories += [told for told, state in states if state != "enforced"]
         self.enforced = [told for told, state in states if state == "enforced"]  # in words
         self.scheduling = cpu.scheduling(support)
@@ -43,12 +44,10 @@ class CpuHold:
         """Create the group of the run below those of its project and its agent; None if that fails."""
         groups, limits = self._resources.cpu_groups, self._cpu.limits(assignment.settings.limits)
         try:
-            group = groups.enter(self._cpu.owners, limits, str(assignment.entry.sched_id))
+            return groups.enter(self._cpu.owners, limits, str(assignment.entry.sched_id))
         except HostError as problem:
             advisories.append(problem.message)
             return None
-        advisories += groups.advisories(self._cpu.owners)
-        return group
 
     def started(self, session: Session) -> None:
         """The session runs."""

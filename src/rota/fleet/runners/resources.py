@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rota.clock import AwakeClock, Clock, SystemClock
 from rota.host.cgroups import Cgroups
-from rota.host.cpu_groups import CpuGroups
+from rota.host.cpu_groups import CpuGroups, CpuOwner
 from rota.host.lineage import kill_orphans
 from rota.host.quota_signals import QuotaSignals
 from rota.host.reaper_client import ReaperClient
@@ -75,6 +76,12 @@ class RunnerResources:
             if self._cpu_groups is None:
                 self._cpu_groups = CpuGroups(cgroups)
             return self._cpu_groups
+
+    def cpu_changed(self, key: str, read: Callable[[], CpuOwner]) -> None:
+        """Apply the settings of a project or an agent that was changed to what runs; they are read if it has groups."""
+        groups = self._cpu_groups
+        if groups is not None and groups.has(key):
+            groups.change(read())
 
     @property
     def quotas(self) -> QuotaSignals:
