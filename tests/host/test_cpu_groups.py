@@ -14,7 +14,16 @@ from rota.host.cgroup_files import FEATURES, FILES_BY_VERSION, Feature, GroupLim
 from rota.host.cgroup_mounts import hierarchies
 from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport
 from rota.host.command import Command
-from rota.host.cpu_groups import CPU_FEATURES, CpuGroups, CpuOwner, Where, cpu_states, niceness, run_scheduling
+from rota.host.cpu_groups import (
+    CPU_FEATURES,
+    CpuGroups,
+    CpuOwner,
+    Where,
+    cpu_states,
+    denied_policies,
+    niceness,
+    run_scheduling,
+)
 from rota.host.lineage import descendants_of
 from rota.host.process_cpu import tree_cpu_ns
 from rota.host.quota_signals import QuotaSignals
@@ -248,7 +257,8 @@ def test_what_a_setting_amounts_to_depends_on_the_machine_and_on_where_it_runs()
     some: Support = {feature: FeatureSupport(feature, 2) for feature in FEATURES}
 
     def states(support: Support, where: Where, granted: tuple[str, ...] = ("batch",)) -> list[str]:
-        return [each.state for each in cpu_states(cpu, support, where, usable=FOUR, granted=granted)]
+        denied = denied_policies(granted, in_group=False, on_all_cores=True)
+        return [each.state for each in cpu_states(cpu, support, where, usable=FOUR, denied=denied)]
 
     assert states(some, "program") == ["enforced"] * 5 + ["refused"]
     assert states(some, "program", ("batch", "fifo")) == ["enforced"] * 6
@@ -256,6 +266,15 @@ def test_what_a_setting_amounts_to_depends_on_the_machine_and_on_where_it_runs()
     assert states(none, "process") == ["refused"] * 4 + ["enforced", "refused"]
     assert states(some, "thread") == ["refused"] * 6
     assert str(cpu_states(cpu, some, usable=FOUR)[0]) == "cpu weight = 3 is enforced: by control groups, version 2"
+
+
+def test_which_policies_a_process_gets_depends_on_the_user_its_group_and_its_cores() -> None:
+    every = {"batch", "slice", "fifo", "rr", "deadline"}
+    assert denied_policies(every, in_group=False, on_all_cores=True) == {}
+    assert denied_policies(every, in_group=True, on_all_cores=True).keys() == {"fifo", "rr"}
+    assert denied_policies(every, in_group=False, on_all_cores=False).keys() == {"deadline"}
+    denied = denied_policies({"batch", "slice"}, in_group=True, on_all_cores=False)
+    assert set(denied.values()) == {"this machine does not allow it to this user"}
 
 
 ENFORCED = ("enforced", "by control groups, version 2")

@@ -317,8 +317,26 @@ def test_a_refused_policy_is_reported_and_the_command_runs() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_RIGHTS, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (one,) = msgspec.json.decode(done.stdout, type=DriverReport).processes
+    assert [(each.setting, each.state) for each in one.settings] == [("realtime", "refused")]
     (advisory,) = (text for text in one.advisories if text.startswith("scheduling"))
     assert "(fifo priority=5 requested) is not in force" in advisory
+
+
+@both_ways
+@pytest.mark.parametrize("realtime", ["fifo:5", "rr:5", "deadline:1/100"])
+@pytest.mark.parametrize("cores", [(CORE,), tuple(sorted(allowed_cores()))], ids=["one core", "all cores"])
+def test_realtime_is_reported_as_the_kernel_has_it(cores: tuple[int, ...], realtime: str, groups: bool) -> None:
+    """A group may have no time for fifo and rr, deadline needs all cores, and a user may have no right to any."""
+    numbers = {os.SCHED_FIFO: "fifo", os.SCHED_RR: "rr", 6: "deadline"}
+    with driver(*cores, groups=groups) as cpu:
+        cpu.launch("a", python("import signal; signal.pause()"), CpuSettings(realtime=realtime))
+        policy = os.sched_getscheduler(cpu._running["a"].session.pid) & ~os.SCHED_RESET_ON_FORK
+        (one,) = cpu.report().processes
+    is_in_force = numbers.get(policy) == realtime.partition(":")[0]
+    assert [(each.setting, each.state) for each in one.settings] == [
+        ("realtime", "enforced" if is_in_force else "refused")
+    ]
+    assert is_in_force or one.settings[0].how
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,35 @@ def test_a_program_whose_cores_are_leased_by_others_says_where_it_runs(
     assert channel.advisories[-1].startswith(f"cores {CORE} are leased by other runs: it ")
 
 
+@pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False])
+def test_a_policy_is_reported_as_the_kernel_has_it(
+    resources: RunnerResources, channel: RecordingChannel, use_groups: bool
+) -> None:
+    """The niceness of a weight is tried together with it, so it is not in force either."""
+    cpu = asked({"class": "batch"}, weight=2, realtime="fifo:3")
+    script = shell("n=0; until chrt -p $$ | grep -q FIFO || [ $n = 50 ]; do n=$((n+1)); done; chrt -p $$")
+    outcome = CommandRunner(resources, use_groups=use_groups).run(assignment(script, cpu=cpu), channel)
+    assert outcome.exit_kind == "completed"
+    is_in_force = "SCHED_FIFO" in channel.log_tail()
+    assert any("realtime = fifo:3 is enforced" in told for told in channel.enforced) == is_in_force
+    assert any("realtime = fifo:3 is refused" in told for told in channel.advisories) != is_in_force
+
+
+@needs_groups
+def test_a_function_in_a_process_says_that_its_group_has_no_realtime(channel: RecordingChannel) -> None:
+    with RunnerResources() as resources:
+        runner = CallableRunner(resources, {"where": functions.where}, slots=1)
+        cpu = asked(realtime="fifo:3")
+        outcome = runner.run(assignment(AgentSettings(isolation="process"), name="where", cpu=cpu), channel)
+        runner.close()
+    is_in_force = outcome.result["policy"] == os.SCHED_FIFO
+    assert [told.partition(": ")[0] for told in channel.enforced] == ["cpu realtime = fifo:3 is enforced"] * is_in_force
+    assert [told.partition(": ")[0] for told in channel.advisories] == ["cpu realtime = fifo:3 is refused"] * (
+        not is_in_force
+    )
+    assert ("scheduling is not in force" in channel.log_tail()) != is_in_force
+
+
 @needs_groups
 def test_a_function_in_a_process_is_in_its_group_while_it_runs(channel: RecordingChannel) -> None:
     with RunnerResources() as resources:

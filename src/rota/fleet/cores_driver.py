@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Literal
 
@@ -27,16 +27,26 @@ import msgspec
 
 from rota.clock import AwakeClock, Clock
 from rota.errors import CommandInvalid, ContextExists, ContextInvalid, NotFound
-from rota.fleet.run_cpu import NO_GROUPS
+from rota.fleet.run_cpu import NO_GROUPS, unscheduled
+from rota.host.capabilities import allowed_policies
 from rota.host.cgroup_files import Feature, GroupLimits
 from rota.host.cgroups import Backend, Cgroups, ControlGroup, FeatureSupport
 from rota.host.command import Command, SessionExit
 from rota.host.confinement import Confinement
-from rota.host.cpu_groups import CpuGroups, CpuOwner, CpuState, cpu_states, niceness, run_scheduling
+from rota.host.cpu_groups import (
+    CpuGroups,
+    CpuOwner,
+    CpuState,
+    cpu_states,
+    denied_policies,
+    niceness,
+    run_scheduling,
+)
 from rota.host.process_cpu import process_cpu_ns, tree_cpu_ns
 from rota.host.quota_signals import Guard, QuotaSignals
 from rota.host.reaper_client import ReaperClient
 from rota.host.session import Session
+from rota.host.thread_settings import usable_cores
 from rota.model.checks import Checks
 from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost
 from rota.model.cpu import CpuSettings, core_list
@@ -85,6 +95,7 @@ class _Running:
         self.group = group
         self.grant: CoreGrant | None = None
         self.advisories: list[str] = []
+        self.missing: dict[str, str] = {}  # settings that the kernel did not take, with the reason
 
     def cpu_ns(self) -> int:
         """CPU time so far."""
@@ -177,6 +188,7 @@ class CpuDriver:
         running = _Running(name, cpu, session, group)
         running.grant = grant
         running.advisories = [*map(str, session.advisories), *map(str, group.advisories if group else ())]
+        running.missing = dict(self._missing(running, on_all_cores=placed.cores == usable_cores()))
         self._running[name] = running
         self._hold(running)
 
@@ -201,8 +213,20 @@ class CpuDriver:
         if not self._groups.works:
             return None
         narrower = cores if cores != self._confinement.usable and self.support["cores"].works else None
-        owner = CpuOwner(name, name, msgspec.structs.replace(cpu, cores=None, lease=None))
-        return self._groups.enter((owner,), GroupLimits(cores=narrower))
+        return self._groups.enter((_owner(name, cpu),), GroupLimits(cores=narrower))
+
+    def _missing(self, running: _Running, *, on_all_cores: bool) -> Iterator[tuple[str, str]]:
+        """What is not in force of the settings of a command that has started, with the reason."""
+        cpu, group = running.cpu, running.group
+        if group is not None:
+            yield from self._groups.not_in_force((_owner(running.name, cpu),)).get(running.name, {}).items()
+            yield from ((each.what, each.why) for each in group.advisories)
+        for each in running.session.advisories:
+            if each.what == "scheduling":
+                in_group = group is not None and not self._cgroups.gives_realtime
+                denied = denied_policies(allowed_policies(), in_group=in_group, on_all_cores=on_all_cores)
+                why = each.why if cpu.policy is None else denied.get(cpu.policy.policy, each.why)
+                yield from unscheduled(cpu, self.support, why)
 
     def _hold(self, running: _Running) -> None:
         quota = running.cpu.budget
@@ -336,6 +360,13 @@ class CpuDriver:
             signal=None if ended is None else ended.signal,
             ended_by=by,
             cores=core_list(frozenset(leased) or running.cpu.core_set or self.cores),
-            settings=tuple(cpu_states(running.cpu, self.support, usable=self._confinement.usable)),
+            settings=tuple(
+                cpu_states(running.cpu, self.support, usable=self._confinement.usable, missing=running.missing)
+            ),
             advisories=(*running.advisories, *lost),
         )
+
+
+def _owner(name: str, cpu: CpuSettings) -> CpuOwner:
+    """A command as the owner of a group; its cores are those of the group of its run."""
+    return CpuOwner(name, name, msgspec.structs.replace(cpu, cores=None, lease=None))

@@ -6,7 +6,7 @@ All decisions here are pure; the runners act on them (`runners/program.py`, `run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -14,13 +14,13 @@ from rota.errors import CommandInvalid
 from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
 from rota.host.cgroups import FeatureSupport
 from rota.host.confinement import Confinement
-from rota.host.cpu_groups import CpuOwner, Where, cpu_states, niceness, run_scheduling
+from rota.host.cpu_groups import CpuOwner, Where, cpu_states, denied_policies, niceness, run_scheduling
 from rota.host.thread_settings import Scheduling
 from rota.model.agent_settings import AgentSettings
 from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_cores, read_cpu
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
 
-__all__ = ["NO_GROUPS", "RunCpu", "agent_owner", "project_owner", "run_cpu", "where_of"]
+__all__ = ["NO_GROUPS", "RunCpu", "agent_owner", "project_owner", "run_cpu", "unscheduled", "where_of"]
 
 _ON_THREADS = ("graph", "hook")  # runners whose runs are on threads of the supervisor
 
@@ -108,22 +108,34 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
             return {}
         return {owner.key: owner.cpu.budget for owner in self.owners if owner.cpu.budget is not None}
 
+    def denied(
+        self, support: Mapping[Feature, FeatureSupport], granted: Collection[str], *, gives_realtime: bool
+    ) -> dict[str, str]:
+        """Return which scheduling policies its processes will not get, with the reason."""
+        in_group = support["weight"].works and not gives_realtime
+        narrowed = self.leased is not None or (self.allowed is not None and self.allowed != self.usable)
+        return denied_policies(granted, in_group=in_group, on_all_cores=not narrowed)
+
     def states(
         self,
         support: Mapping[Feature, FeatureSupport],
         where: Where,
         *,
         not_in_force: Mapping[str, Mapping[str, str]] | None = None,
+        denied: Mapping[str, str] | None = None,
     ) -> Iterator[tuple[str, str]]:
         """Say what each setting amounts to, in words, and which of the three states that is.
 
-        `not_in_force` says why the kernel did not take settings of its owners, by their keys.
+        `not_in_force` says why the kernel did not take settings of its owners, by their keys, and `denied` why it will
+        not get scheduling policies.
         """
         within = self.usable
         for owner in self.owners:
             own = _in_force(owner.cpu, self.owners[-1].cpu) if owner is not self.owners[-1] else owner.cpu
             missing = (not_in_force or {}).get(owner.key)
-            for state in cpu_states(own, support, where, usable=self.usable, within=within, missing=missing):
+            for state in cpu_states(
+                own, support, where, usable=self.usable, within=within, denied=denied, missing=missing
+            ):
                 yield (f"{owner.label}: {state}" if len(self.owners) > 1 else str(state)), state.state
             within &= owner.cpu.core_set or within
 
@@ -176,6 +188,16 @@ def agent_owner(agent: Agent, settings: AgentSettings | None) -> CpuOwner:
     """Return an agent as the owner of a control group."""
     cpu = (None if settings is None else settings.cpu) or CpuSettings()
     return CpuOwner(f"agent:{agent.pid}", agent.name, cpu, agent.weight / WEIGHT_UNIT)
+
+
+def unscheduled(cpu: CpuSettings, support: Mapping[Feature, FeatureSupport], why: str) -> Iterator[tuple[str, str]]:
+    """Return which settings are not in force if the kernel refuses a process its scheduling, with the reason."""
+    if cpu.policy is not None:
+        yield "realtime", why
+    elif cpu.latency_class != "normal":
+        yield "class", why
+    if not support["weight"].works:  # it is niceness
+        yield "weight", why
 
 
 def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:

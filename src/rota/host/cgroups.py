@@ -130,6 +130,12 @@ class Cgroups:
         names: dict[frozenset[int], Backend] = {frozenset({2}): "v2", frozenset({1}): "v1", frozenset({1, 2}): "hybrid"}
         return names.get(frozenset(versions), "none")
 
+    @property
+    def gives_realtime(self) -> bool:
+        """Whether the policies fifo and rr are possible in a group that limits CPU time: version 1 may give it none."""
+        cpu = self._providers.get("weight") or self._providers.get("quota")
+        return cpu is None or not (cpu.base / "cpu.rt_runtime_us").exists()  # 0 in a new group
+
     def create(
         self,
         limits: GroupLimits | None = None,

@@ -50,6 +50,7 @@ __all__ = [
     "CpuState",
     "Where",
     "cpu_states",
+    "denied_policies",
     "group_limits",
     "niceness",
     "run_scheduling",
@@ -57,6 +58,7 @@ __all__ = [
 ]
 
 CPU_FEATURES: tuple[Limit, ...] = ("weight", "quota", "cores")
+POLICIES = ("batch", "slice", "fifo", "rr", "deadline")  # that a class or a realtime setting asks for
 PERIOD_US = 100_000  # of a group without a quota
 NICE_STEP = 1.25  # one level of niceness is worth this factor, in the operating system's table
 SENSITIVE_NS, BATCH_NS = 750_000, 12_000_000  # the time slices that a class asks for
@@ -177,13 +179,14 @@ def cpu_states(
     *,
     usable: frozenset[int],
     within: frozenset[int] | None = None,
-    granted: Collection[str] = ("batch", "slice", "fifo", "rr", "deadline"),
+    denied: Mapping[str, str] | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> list[CpuState]:
     """Return what each setting amounts to. Cores of which only some can be used are two entries.
 
-    `usable` are the cores of this machine, `within` those that the project of an agent allows, and `granted` the
-    scheduling policies that this machine allows. `missing` are settings that the kernel did not take, with the reason.
+    `usable` are the cores of this machine, and `within` those that the project of an agent allows. `denied` are the
+    scheduling policies that it will not get (`denied_policies`), and `missing` the settings that the kernel did not
+    take, each with the reason.
     """
     choice = usable if within is None else usable & within
     missing = missing or {}
@@ -198,7 +201,7 @@ def cpu_states(
         elif name in missing:
             states.append(_state_of_missing(name, value, missing[name], where))
         elif name in {"class", "realtime"}:
-            states.append(_state_of_policy(name, value, granted))
+            states.append(_state_of_policy(name, value, denied or {}))
         elif name == "cores":
             states += _states_of_cores(cpu.core_set or choice, choice, support, where)
         elif name == "lease" and (why := why_never_leased(cpu, usable, within)):
@@ -244,10 +247,25 @@ def _state(name: str, value: str, support: Mapping[Feature, FeatureSupport], whe
     return CpuState(name, value, "cooperative", f"{_COOPERATIVE[name]}; no control group enforces it")
 
 
-def _state_of_policy(name: str, value: str, granted: Collection[str]) -> CpuState:
+def denied_policies(granted: Collection[str], *, in_group: bool, on_all_cores: bool) -> dict[str, str]:
+    """Return which scheduling policies a process will not get, with the reason.
+
+    `granted` are those that this machine allows to this user outside of groups (capabilities.py), and `in_group` says
+    whether the process is in a group without CPU time for fifo and rr (`Cgroups.gives_realtime`).
+    """
+    denied = {name: "this machine does not allow it to this user" for name in POLICIES if name not in granted}
+    if in_group:
+        why = "the kernel gives groups of version 1 no CPU time for it (cpu.rt_runtime_us is 0)"
+        denied = {"fifo": why, "rr": why, **denied}
+    if not on_all_cores:
+        denied = {"deadline": "the kernel allows it only to a process that may use all cores", **denied}
+    return denied
+
+
+def _state_of_policy(name: str, value: str, denied: Mapping[str, str]) -> CpuState:
     policy = {"batch": "batch", "sensitive": "slice"}.get(value, value.partition(":")[0])
-    if policy != "normal" and policy not in granted:
-        return CpuState(name, value, "refused", "this machine does not allow it to this user")
+    if policy in denied:
+        return CpuState(name, value, "refused", denied[policy])
     return CpuState(name, value, "enforced", "by the operating system, for each process")
 
 

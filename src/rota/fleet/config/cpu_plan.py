@@ -10,7 +10,7 @@ import msgspec
 from rota.fleet.config.tables import AgentTable, Fleet
 from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import Cgroups
-from rota.host.cpu_groups import Where, cpu_states, why_never_leased
+from rota.host.cpu_groups import Where, cpu_states, denied_policies, why_never_leased
 from rota.host.thread_settings import usable_cores
 from rota.lazy import late
 from rota.model.core_grants import CoreAsk
@@ -40,12 +40,23 @@ def cpu_rows(fleet: Fleet) -> list[CpuRow]:
     found = [*_settings(fleet), *_leases_of_projects(fleet)]
     if not found:
         return []
-    support, granted, usable = Cgroups(prepare=False).support, allowed_policies(), usable_cores()
+    cgroups, usable = Cgroups(prepare=False), usable_cores()
     return [
         CpuRow(owner=f"{what} {name}", setting=each.setting, value=each.value, state=each.state, how=each.how)
         for what, name, cpu, where, within in found
-        for each in cpu_states(cpu, support, where, usable=usable, within=within, granted=granted)
+        for each in cpu_states(
+            cpu, cgroups.support, where, usable=usable, within=within, denied=_denied(cpu, cgroups, usable, within)
+        )
     ]
+
+
+def _denied(
+    cpu: CpuSettings, cgroups: Cgroups, usable: frozenset[int], within: frozenset[int] | None
+) -> dict[str, str]:
+    """The scheduling policies that its runs will not get."""
+    in_group = cgroups.support["weight"].works and not cgroups.gives_realtime
+    choice = usable.intersection(*(cores for cores in (within, cpu.core_set) if cores is not None))
+    return denied_policies(allowed_policies(), in_group=in_group, on_all_cores=choice == usable and not cpu.lease)
 
 
 def cpu_warnings(fleet: Fleet) -> Iterator[str]:

@@ -230,20 +230,23 @@ def call_in_worker(
         result = {"error": _as_utf8(error)[:ERROR_CHARS_MAX]}
         return FunctionOutcome(exit_kind="failed", outcome="not_found", result=result)
     channel = WorkerChannel()
-    with _placed(placement), limited(limits), keep_prints(channel.log, echo=echo):
+    with _placed(placement) as refused, limited(limits), keep_prints(channel.log, echo=echo):
+        for setting, why in refused.items():
+            channel.log(f"rota: {setting} is not in force: {why}\n".encode())
         return call(function, facts, RunContext(facts, channel), lambda cancel: _cancel_on_stop(channel, cancel))
 
 
 @contextmanager
-def _placed(placement: CallPlacement | None) -> Iterator[None]:
+def _placed(placement: CallPlacement | None) -> Iterator[dict[str, str]]:
+    """Call in a control group and under a scheduling policy; yields which setting was refused, with the reason."""
     if placement is None:
-        yield
+        yield {}
         return
     before = read_settings()
     with in_group(placement.group):
-        apply_settings(ThreadSettings(scheduling=placement.scheduling))
+        refused = apply_settings(ThreadSettings(scheduling=placement.scheduling))
         try:
-            yield
+            yield refused
         finally:
             if placement.scheduling is not None:
                 apply_settings(ThreadSettings(scheduling=before.scheduling))

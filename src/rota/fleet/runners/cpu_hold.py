@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rota.errors import HostError
-from rota.fleet.run_cpu import NO_GROUPS, RunCpu
+from rota.fleet.run_cpu import NO_GROUPS, RunCpu, unscheduled
 from rota.fleet.runners.contract import Assignment
 from rota.fleet.runners.resources import RunnerResources
+from rota.host.advisory import Advisory
+from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import ControlGroup
 from rota.host.cpu_groups import Where
 from rota.host.session import Session
@@ -14,7 +18,11 @@ __all__ = ["CpuHold"]
 
 
 class CpuHold:
-    """Applies the settings of one run. The caller reports its session's start, and ends it in any case."""
+    """Applies the settings of one run. The caller reports its session's start, and ends it in any case.
+
+    What is enforced is said when that is known: for a program once it has started, with what the kernel refused it; for
+    a function in a worker process before, from what this machine allows.
+    """
 
     def __init__(
         self,
@@ -29,24 +37,24 @@ class CpuHold:
         cpu.check_cores()  # a control group would only ignore cores that are not there
         self._resources = resources
         self._cpu = cpu
-        self.group = self._enter(assignment, advisories) if use_groups and resources.cpu_groups.works else None
-        support = NO_GROUPS if self.group is None else resources.cgroups.support
-        missing = {} if self.group is None else resources.cpu_groups.not_in_force(cpu.owners)
-        states = list(cpu.states(support, where, not_in_force=missing))
-        advisories += [told for told, state in states if state != "enforced"]
-        self.enforced = [told for told, state in states if state == "enforced"]  # in words
-        self.scheduling = cpu.scheduling(support)
-        self.cores = cpu.affinity(support)
-        advisories += cpu.leased_by_others(support)
-        self._quotas = cpu.signalled_quotas(support) if where == "program" else {}
+        self._where = where
+        self._advisories = advisories
+        self.group = self._enter(assignment) if use_groups and resources.cpu_groups.works else None
+        self._support = NO_GROUPS if self.group is None else resources.cgroups.support
+        self.enforced: list[str] = []  # in words
+        self.scheduling = cpu.scheduling(self._support)
+        self.cores = cpu.affinity(self._support)
+        self._quotas = cpu.signalled_quotas(self._support) if where == "program" else {}
+        if where == "process":
+            self._report(self._denied())
 
-    def _enter(self, assignment: Assignment, advisories: list[str]) -> ControlGroup | None:
+    def _enter(self, assignment: Assignment) -> ControlGroup | None:
         """Create the group of the run below those of its project and its agent; None if that fails."""
         groups, limits = self._resources.cpu_groups, self._cpu.limits(assignment.settings.limits)
         try:
             return groups.enter(self._cpu.owners, limits, str(assignment.entry.sched_id))
         except HostError as problem:
-            advisories.append(problem.message)
+            self._advisories.append(problem.message)
             return None
 
     def started(self, session: Session) -> None:
@@ -58,6 +66,28 @@ class CpuHold:
             confinement.hold(session.pid, self._cpu.leased)
         elif confinement is not None and allowed is not None:
             confinement.started(session.pid, allowed)
+        self._report({}, session.advisories)
+
+    def _report(self, denied: dict[str, str], refused: Iterable[Advisory] = ()) -> None:
+        """Say what is enforced and what is not."""
+        cpu, support = self._cpu, self._support
+        missing = {} if self.group is None else self._resources.cpu_groups.not_in_force(cpu.owners)
+        told = [each for each in refused if each.what == "scheduling"]
+        not_scheduled = {name: why for each in told for name, why in unscheduled(cpu.own, support, self._why(each))}
+        not_in_force = {owner.key: {**missing.get(owner.key, {}), **not_scheduled} for owner in cpu.owners}
+        states = list(cpu.states(support, self._where, not_in_force=not_in_force, denied=denied))
+        self._advisories += [told for told, state in states if state != "enforced"]
+        self.enforced += [told for told, state in states if state == "enforced"]
+        self._advisories += cpu.leased_by_others(support)
+
+    def _why(self, refused: Advisory) -> str:
+        """The reason why the kernel refused a policy: its own, which is a number, or a better one that is known."""
+        policy = self._cpu.own.policy
+        return refused.why if policy is None else self._denied().get(policy.policy, refused.why)
+
+    def _denied(self) -> dict[str, str]:
+        gives_realtime = self._resources.cgroups.gives_realtime
+        return self._cpu.denied(self._support, allowed_policies(), gives_realtime=gives_realtime)
 
     def end(self, session: Session | None = None) -> None:
         """The session has ended, or was never started."""
