@@ -29,7 +29,7 @@ from rota.host.process_cpu import tree_cpu_ns
 from rota.host.quota_signals import QuotaSignals
 from rota.host.reaper_client import ReaperClient
 from rota.host.thread_settings import Scheduling, allowed_cores
-from rota.model.cpu import CpuQuota, CpuSettings, core_list
+from rota.model.cpu import CpuQuota, CpuSettings, RealtimeRequest, core_list
 from tests.host.support import PATIENCE_S, Pipe, cpu_measured, output_of, py, running, sh, state_of, until
 
 CORE = max(allowed_cores())
@@ -260,12 +260,18 @@ def test_what_a_setting_amounts_to_depends_on_the_machine_and_on_where_it_runs()
         denied = denied_policies(granted, in_group=False, on_all_cores=True)
         return [each.state for each in cpu_states(cpu, support, where, usable=FOUR, denied=denied)]
 
-    assert states(some, "program") == ["enforced"] * 5 + ["refused"]
-    assert states(some, "program", ("batch", "fifo")) == ["enforced"] * 6
-    assert states(none, "program") == ["cooperative"] * 4 + ["enforced", "refused"]
-    assert states(none, "process") == ["refused"] * 4 + ["enforced", "refused"]
+    assert states(some, "program") == [*["enforced"] * 4, "refused", "refused"]  # class: beside realtime, never
+    assert states(some, "program", ("batch", "fifo")) == [
+        *("refused", "refused"),  # weight and quota: they are not for realtime processes
+        *("enforced", "enforced", "refused", "enforced"),
+    ]
+    assert states(none, "program", ("batch", "fifo")) == ["refused", *["cooperative"] * 3, "refused", "enforced"]
+    assert states(none, "program") == ["refused", *["cooperative"] * 3, "refused", "refused"]  # no niceness either
+    assert states(none, "process") == ["refused"] * 6
     assert states(some, "thread") == ["refused"] * 6
-    assert str(cpu_states(cpu, some, usable=FOUR)[0]) == "cpu weight = 3 is enforced: by control groups, version 2"
+    plain = CpuSettings(weight=3, class_="batch")
+    assert [each.state for each in cpu_states(plain, none, usable=FOUR)] == ["cooperative", "enforced"]
+    assert str(cpu_states(plain, some, usable=FOUR)[0]) == "cpu weight = 3 is enforced: by control groups, version 2"
 
 
 def test_which_policies_a_process_gets_depends_on_the_user_its_group_and_its_cores() -> None:
@@ -275,6 +281,20 @@ def test_which_policies_a_process_gets_depends_on_the_user_its_group_and_its_cor
     assert denied_policies(every, in_group=False, on_all_cores=False).keys() == {"deadline"}
     denied = denied_policies({"batch", "slice"}, in_group=True, on_all_cores=False)
     assert set(denied.values()) == {"this machine does not allow it to this user"}
+
+
+def test_what_a_realtime_policy_leaves_without_effect_is_refused_unless_the_policy_is() -> None:
+    """The policy may be the project's, and the weight and the quota the agent's."""
+    some: Support = {feature: FeatureSupport(feature, 2) for feature in FEATURES}
+    cpu, policy = CpuSettings(weight=3, quota="20ms/100ms"), RealtimeRequest("fifo", 1)
+    both = cpu_states(cpu, some, usable=FOUR, policy=policy)
+    assert [str(each) for each in both] == [
+        "cpu weight = 3 is refused: the kernel runs realtime processes before all shares",
+        "cpu quota = 20ms/100ms is refused: the kernel holds no realtime process to the quota of a control group",
+    ]
+    denied = cpu_states(cpu, some, usable=FOUR, policy=policy, denied={"fifo": "no right"})
+    missing = cpu_states(cpu, some, usable=FOUR, policy=policy, missing={"realtime": "EPERM"})
+    assert [each.state for each in (*denied, *missing)] == ["enforced"] * 4
 
 
 ENFORCED = ("enforced", "by control groups, version 2")

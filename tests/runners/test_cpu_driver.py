@@ -329,14 +329,17 @@ def test_realtime_is_reported_as_the_kernel_has_it(cores: tuple[int, ...], realt
     """A group may have no time for fifo and rr, deadline needs all cores, and a user may have no right to any."""
     numbers = {os.SCHED_FIFO: "fifo", os.SCHED_RR: "rr", 6: "deadline"}
     with driver(*cores, groups=groups) as cpu:
-        cpu.launch("a", python("import signal; signal.pause()"), CpuSettings(realtime=realtime))
+        settings = CpuSettings(realtime=realtime, weight=2, quota="20ms/100ms")
+        cpu.launch("a", python("import signal; signal.pause()"), settings)
         policy = os.sched_getscheduler(cpu._running["a"].session.pid) & ~os.SCHED_RESET_ON_FORK
         (one,) = cpu.report().processes
     is_in_force = numbers.get(policy) == realtime.partition(":")[0]
-    assert [(each.setting, each.state) for each in one.settings] == [
-        ("realtime", "enforced" if is_in_force else "refused")
-    ]
-    assert is_in_force or one.settings[0].how
+    states = {each.setting: each.state for each in one.settings}
+    assert states["realtime"] == ("enforced" if is_in_force else "refused")
+    if groups:  # the kernel has no weight and no quota for realtime processes
+        assert states["weight"] == states["quota"] == ("refused" if is_in_force else "enforced")
+    else:
+        assert (states["weight"], states["quota"]) == ("refused", "cooperative")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,14 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
             own = _in_force(owner.cpu, self.owners[-1].cpu) if owner is not self.owners[-1] else owner.cpu
             missing = (not_in_force or {}).get(owner.key)
             for state in cpu_states(
-                own, support, where, usable=self.usable, within=within, denied=denied, missing=missing
+                own,
+                support,
+                where,
+                usable=self.usable,
+                within=within,
+                denied=denied,
+                missing=missing,
+                policy=self.own.policy,
             ):
                 yield (f"{owner.label}: {state}" if len(self.owners) > 1 else str(state)), state.state
             within &= owner.cpu.core_set or within
@@ -194,7 +201,8 @@ def unscheduled(cpu: CpuSettings, support: Mapping[Feature, FeatureSupport], why
     """Return which settings are not in force if the kernel refuses a process its scheduling, with the reason."""
     if cpu.policy is not None:
         yield "realtime", why
-    elif cpu.latency_class != "normal":
+        return
+    if cpu.latency_class != "normal":
         yield "class", why
     if not support["weight"].works:  # it is niceness
         yield "weight", why

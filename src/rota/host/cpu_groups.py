@@ -41,7 +41,7 @@ from rota.host.advisory import Advisory
 from rota.host.cgroup_files import QUOTA_US_MIN, WEIGHT_MAX, WEIGHT_NORMAL, Feature, GroupLimits, Limit
 from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport
 from rota.host.thread_settings import NICE_MAX, NICE_MIN, Scheduling, usable_cores
-from rota.model.cpu import CpuSettings, core_list
+from rota.model.cpu import CpuSettings, RealtimeRequest, core_list
 
 __all__ = [
     "CPU_FEATURES",
@@ -181,15 +181,17 @@ def cpu_states(
     within: frozenset[int] | None = None,
     denied: Mapping[str, str] | None = None,
     missing: Mapping[str, str] | None = None,
+    policy: RealtimeRequest | None = None,
 ) -> list[CpuState]:
     """Return what each setting amounts to. Cores of which only some can be used are two entries.
 
     `usable` are the cores of this machine, and `within` those that the project of an agent allows. `denied` are the
     scheduling policies that it will not get (`denied_policies`), and `missing` the settings that the kernel did not
-    take, each with the reason.
+    take, each with the reason. `policy` is the realtime policy of the run (default: that of the settings).
     """
     choice = usable if within is None else usable & within
-    missing = missing or {}
+    denied, missing, policy = denied or {}, missing or {}, policy or cpu.policy
+    is_realtime = policy is not None and policy.policy not in denied and "realtime" not in missing
     states: list[CpuState] = []
     for name, given in msgspec.to_builtins(cpu).items():
         if name == "lease" and not given:
@@ -200,8 +202,10 @@ def cpu_states(
             states.append(CpuState(name, value, "refused", how))
         elif name in missing:
             states.append(_state_of_missing(name, value, missing[name], where))
+        elif policy is not None and (why := _why_not_beside(name, support, where, is_realtime=is_realtime)):
+            states.append(CpuState(name, value, "refused", why))
         elif name in {"class", "realtime"}:
-            states.append(_state_of_policy(name, value, denied or {}))
+            states.append(_state_of_policy(name, value, denied))
         elif name == "cores":
             states += _states_of_cores(cpu.core_set or choice, choice, support, where)
         elif name == "lease" and (why := why_never_leased(cpu, usable, within)):
@@ -209,6 +213,21 @@ def cpu_states(
         else:
             states.append(_state(name, value, support, where))
     return states
+
+
+def _why_not_beside(
+    name: str, support: Mapping[Feature, FeatureSupport], where: Where, *, is_realtime: bool
+) -> str | None:
+    """Say why a setting has no effect beside `realtime`, which is in force or was refused; None if it has."""
+    if name == "class":
+        return "realtime is asked for in its place"
+    if name == "weight" and is_realtime:
+        return "the kernel runs realtime processes before all shares"
+    if name == "weight" and not support["weight"].works:
+        return "realtime is asked for in place of niceness"
+    if name == "quota" and is_realtime and (support["quota"].works or where != "program"):
+        return "the kernel holds no realtime process to the quota of a control group"
+    return None
 
 
 def _state_of_missing(name: str, value: str, why: str, where: Where) -> CpuState:

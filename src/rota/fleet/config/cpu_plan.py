@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,7 @@ from rota.host.cpu_groups import Where, cpu_states, denied_policies, why_never_l
 from rota.host.thread_settings import usable_cores
 from rota.lazy import late
 from rota.model.core_grants import CoreAsk
-from rota.model.cpu import CpuSettings, core_list
+from rota.model.cpu import CpuSettings, RealtimeRequest, core_list
 from rota.model.struct_reader import join_key
 
 if TYPE_CHECKING:
@@ -43,9 +43,15 @@ def cpu_rows(fleet: Fleet) -> list[CpuRow]:
     cgroups, usable = Cgroups(prepare=False), usable_cores()
     return [
         CpuRow(owner=f"{what} {name}", setting=each.setting, value=each.value, state=each.state, how=each.how)
-        for what, name, cpu, where, within in found
+        for what, name, cpu, where, within, policy in found
         for each in cpu_states(
-            cpu, cgroups.support, where, usable=usable, within=within, denied=_denied(cpu, cgroups, usable, within)
+            cpu,
+            cgroups.support,
+            where,
+            usable=usable,
+            within=within,
+            denied=_denied(cpu, cgroups, usable, within),
+            policy=policy,
         )
     ]
 
@@ -62,7 +68,7 @@ def _denied(
 def cpu_warnings(fleet: Fleet) -> Iterator[str]:
     """Warn of settings that this machine cannot keep at all."""
     usable = usable_cores()
-    for what, name, cpu, where, within in _settings(fleet):
+    for what, name, cpu, where, within, _ in _settings(fleet):
         key = f"{join_key(f'{what}s', name)}.cpu"
         if where == "thread":
             yield f"{key}: is not enforced for a function on a thread; set isolation = 'process'"
@@ -82,10 +88,18 @@ def cpu_warnings(fleet: Fleet) -> Iterator[str]:
         yield f"{key}: the lease of its project is not granted to a function on a thread; set isolation = 'process'"
 
 
-_Found: TypeAlias = tuple[str, str, CpuSettings, Where, frozenset[int] | None]
+class _Setting(NamedTuple):
+    """The settings of a project or an agent, and where they apply."""
+
+    what: Literal["project", "agent"]
+    name: str
+    cpu: CpuSettings
+    where: Where = "program"
+    within: frozenset[int] | None = None  # the cores that the project of an agent names
+    policy: RealtimeRequest | None = None  # the realtime policy of its runs; None: that of the settings
 
 
-def _leases_of_projects(fleet: Fleet) -> Iterator[_Found]:
+def _leases_of_projects(fleet: Fleet) -> Iterator[_Setting]:
     """The leases that functions on threads would have from their projects."""
     for name, agent in fleet.agents.items():
         owner = None if agent.project is None else fleet.projects.get(agent.project)
@@ -97,19 +111,19 @@ def _leases_of_projects(fleet: Fleet) -> Iterator[_Found]:
             and owner.cpu is not None
             and owner.cpu.lease
         ):
-            yield "agent", name, CpuSettings(lease=owner.cpu.lease), "thread", None
+            yield _Setting("agent", name, CpuSettings(lease=owner.cpu.lease), "thread")
 
 
-def _settings(fleet: Fleet) -> Iterator[_Found]:
-    """The settings of projects and agents, where they apply, and the cores that the project of an agent names."""
+def _settings(fleet: Fleet) -> Iterator[_Setting]:
+    """The settings of projects and agents."""
     for name, project in fleet.projects.items():
         if project.cpu is not None:
-            yield "project", name, project.cpu, "program", None
+            yield _Setting("project", name, project.cpu)
     for name, agent in fleet.agents.items():
         if agent.cpu is not None:
             owner = None if agent.project is None else fleet.projects.get(agent.project)
-            within = None if owner is None or owner.cpu is None else owner.cpu.core_set
-            yield "agent", name, agent.cpu, _where(agent), within
+            above = CpuSettings() if owner is None or owner.cpu is None else owner.cpu
+            yield _Setting("agent", name, agent.cpu, _where(agent), above.core_set, agent.cpu.policy or above.policy)
 
 
 def _reserves(cpu: CpuSettings) -> bool:
