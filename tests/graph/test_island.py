@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rota.graph import (
     compile_graph,
     component,
     island_ask,
+    island_spec,
     load_text,
 )
 from rota.kernel import Kernel
@@ -40,7 +42,9 @@ components:
   - {id: mix, type: island.work, execution: {lane: loop, budget_ms: 3}, trigger_policy: {type: manual}}
   - {id: play, type: island.work, execution: {lane: other, budget_ms: 2}, trigger_policy: {type: manual}}
 """
+NO_ISLAND = GRAPH.replace('  island: {period_ms: 20, deadline_ms: 15, cores: "0-1"}\n', "")
 BOX = CoreHost(key="boot", name="box", cores=(0, 1), memory_bytes=1_000, slots=2)
+PATIENCE_S = 30.0  # only a test that fails waits for so long
 ASKER = Asker(1, 1, 1, "voice", None, 0.0)
 
 
@@ -106,8 +110,38 @@ def test_an_overrun_fails_closed() -> None:
     assert not result.ok
     assert result.epochs == 1
     assert "the island stops" in result.errors[0]
-    again = RuntimeRunner(compiled, made, RuntimeRunnerOptions(steps=5, clock=clock)).run()
+    plain = compile_graph(load_text(NO_ISLAND), made)
+    again = RuntimeRunner(plain, made, RuntimeRunnerOptions(steps=5, clock=clock)).run()
     assert again.ok  # without the island it is only counted
+
+
+@pytest.mark.parametrize(
+    ("lane", "period_s"),
+    [("hz: 100, overrun_policy: skip_next}", 0.01), ("overrun_policy: skip_next}", 0.02)],
+    ids=["at the rate of its lane", "at its own"],
+)
+def test_an_island_goes_by_the_clock(lane: str, period_s: float) -> None:
+    """Its budgets are reserved in each period, so ticks that came faster would use more than was granted."""
+    clock, began_at_s = ManualClock(), list[float]()
+    made = registry(lambda: began_at_s.append(clock.monotonic()))
+    compiled = compile_graph(load_text(GRAPH.replace("hz: 100}", lane)), made)
+    assert compiled.diagnostics == ()  # the overrun policy applies
+    runner = RuntimeRunner(compiled, made, RuntimeRunnerOptions(steps=2, clock=clock, fails_closed=True))
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    clock.until_parked()  # with nothing to do until the next period
+    clock.advance(period_s)
+    thread.join(PATIENCE_S)
+    assert began_at_s == [0, 0, period_s, period_s]
+
+
+def test_a_graph_that_is_run_as_an_island_goes_by_the_clock_too() -> None:
+    plain = load_text(NO_ISLAND)
+    assert plain.graph.island is None
+    lanes = [compile_graph(spec, registry()).lanes["loop"].spec for spec in (plain, island_spec(plain))]
+    assert [lane.wall_clock_enabled for lane in lanes] == [False, True]
+    declared = load_text(GRAPH)
+    assert island_spec(declared) is declared
 
 
 FILE = """

@@ -33,6 +33,8 @@ from rota.graph import (
     RuntimeRunnerResult,
     SchedulerStopReason,
     StopToken,
+    compile_graph,
+    island_spec,
 )
 from rota.kernel import Kernel
 from rota.observe import to_chrome, to_ndjson
@@ -155,6 +157,7 @@ def _run(source: GraphSource, bounds: dict[str, Any], *, quiet: bool, as_island:
         return _run_plan(plan, registry, bounds, source.storage, quiet=quiet)
     from rota.cli.graph_island import admitted
 
+    plan = compile_graph(island_spec(plan.spec), registry)
     with admitted(plan, source.storage.store, quiet=quiet) as on_epoch:
         closed = {**bounds, "fails_closed": True}
         return _run_plan(plan, registry, closed, source.storage, quiet=quiet, on_epoch=on_epoch)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rota.graph.document import InputLimits
     from rota.graph.entry_runs import run_entry
     from rota.graph.invocation import GraphContext, Invocation
-    from rota.graph.island import island_ask
+    from rota.graph.island import island_ask, island_spec
     from rota.graph.lanes.durable import DurableRuns
     from rota.graph.lanes.worker_settings import WorkerReport
     from rota.graph.loader import LoadedGraph, load, load_mapping, load_text, read_graph
@@ -103,6 +103,7 @@ __all__ = [
     "explanation_to_dict",
     "graph_schema",
     "island_ask",
+    "island_spec",
     "lint",
     "load",
     "load_mapping",
@@ -141,7 +142,7 @@ __getattr__ = exports(
         "document": ("InputLimits",),
         "entry_runs": ("run_entry",),
         "invocation": ("GraphContext", "Invocation"),
-        "island": ("island_ask",),
+        "island": ("island_spec", "island_ask"),
         "lanes.durable": ("DurableRuns",),
         "lanes.worker_settings": ("WorkerReport",),
         "loader": (

@@ -145,8 +145,11 @@ def _lanes(index: GraphIndex, platform: Platform) -> dict[str, Lane]:
     on_lane: dict[str, list[str]] = defaultdict(list)
     for name, component in index.components.items():
         on_lane[component.execution.lane].append(name)
-    version = index.spec.schema_version
-    return {name: _lane(name, lane, tuple(on_lane[name]), version, platform) for name, lane in index.spec.lanes.items()}
+    spec = index.spec
+    return {
+        name: _lane(name, spec.executed_lane(name), tuple(on_lane[name]), spec.schema_version, platform)
+        for name in spec.lanes
+    }
 
 
 def _lane(name: str, lane: LaneSpec, components: tuple[str, ...], schema_version: int, platform: Platform) -> Lane:

@@ -9,24 +9,34 @@ Priority, deadline, budget and isolation intent of a graph grant nothing by them
     isolation_intent of a lane       one leased core
     memory_bytes, slots, lease       as they are
 
-A component without a budget has no place on an island: nothing would bound it. While the graph runs, an invocation that
-takes longer than its budget ends the run (`RuntimeRunnerOptions.fails_closed`).
+A lane of type `fixed_rate` goes by the clock on an island (`GraphSpec.executed_lane`), because the time is reserved in
+each period. A component without a budget has no place on an island: nothing would bound it. While the graph runs, an
+invocation that takes longer than its budget ends the run (`RuntimeRunnerOptions.fails_closed`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from rota.errors import IslandRefused
 from rota.graph.plan import Plan
-from rota.graph.spec import ComponentSpec, GraphIsland, LaneSpec
+from rota.graph.spec import ComponentSpec, GraphIsland, GraphSpec, LaneSpec
 from rota.model.core_grants import CoreAsk, ReservedTime
 from rota.model.cpu import CpuSettings
 
-__all__ = ["island_ask"]
+__all__ = ["island_ask", "island_spec"]
 
 MS = 1_000_000
 _NO_INTENT = ("", "none")
+
+
+def island_spec(spec: GraphSpec) -> GraphSpec:
+    """Return a graph as an island: itself if its file says that it is one."""
+    if spec.graph.island is not None:
+        return spec
+    return msgspec.structs.replace(spec, graph=msgspec.structs.replace(spec.graph, island=GraphIsland()))
 
 
 def island_ask(plan: Plan) -> CoreAsk:

@@ -433,3 +433,14 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     edges: tuple[EdgeSpec, ...] = ()
     composite_loops: tuple[CompositeLoopSpec, ...] = ()
     hierarchy: tuple[Namespace, ...] = ()
+
+    def executed_lane(self, name: str) -> LaneSpec:
+        """Return a lane as it is executed: that of an island with a rate goes by the clock.
+
+        An island reserves the budget of each component in each period, so its ticks may come no faster.
+        """
+        lane, island = self.lanes[name], self.graph.island
+        if lane.type != "fixed_rate" or island is None or not (lane.period_ns or island.period_ms):
+            return lane
+        period_ms = lane.period_ms if lane.period_ns else island.period_ms
+        return msgspec.structs.replace(lane, wall_clock_enabled=True, period_ms=period_ms)

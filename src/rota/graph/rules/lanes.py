@@ -38,8 +38,9 @@ def check_lanes(index: GraphIndex, platform: Platform) -> Iterator[Diagnostic]:
         if index.spec.schema_version == 1:
             yield from _version_2_lane(name, lane)
         yield from _policy(name, lane)
-        yield from _wall_clock(name, lane)
-        for field, reason in ignored_fields(lane, platform, index.spec.schema_version).items():
+        executed = index.spec.executed_lane(name)
+        yield from _wall_clock(name, executed)
+        for field, reason in ignored_fields(executed, platform, index.spec.schema_version).items():
             message = f"lane {name}: {field} is not applied here: {reason}"
             yield Diagnostic.of("advisory_lane_field_ignored", message, f"lanes.{name}.{field}")
     for component in index.components.values():
