@@ -31,5 +31,9 @@ def test_a_value_that_cannot_be_kept_is_refused_at_the_door() -> None:
     with Rota() as app:
         with pytest.raises(FleetInvalid, match=r"CpuSettings.weight must be finite, not inf"):
             app.project("p", cpu={"weight": float("inf")})
+        with pytest.raises(FleetInvalid, match="cpu must be a mapping of settings, not 3"):
+            app.project("p", cpu=3)  # type: ignore[arg-type]  # what is refused
+        with pytest.raises(FleetInvalid, match="cpu must be a mapping of settings, not '3'"):
+            app.agent(name="a", cpu="3")(lambda: None)  # type: ignore[call-overload]  # what is refused
         with pytest.raises(FleetInvalid, match=r"CpuSettings.quota must have a period"):
             app.agent(name="a", cpu={"quota": "1ms/9s"})(lambda: None)

@@ -199,6 +199,31 @@ def test_cpu_settings_are_listed_with_what_they_amount_to_here(harness: FleetHar
     assert planned(harness, A).cpu == []
 
 
+def test_cpu_settings_of_a_project_are_listed_as_refused_for_its_functions_on_threads(harness: FleetHarness) -> None:
+    agent = A.replace("command = 'ls'", "function = 'os:getpid'").replace("budget", "project = 'p'\nbudget")
+    plan = planned(harness, "[projects.p]\ncpu = {weight = 3}\n" + agent)
+    assert [(row.owner, row.setting, row.value) for row in plan.cpu] == [
+        ("project p", "weight", "3"),
+        ("agent a", "weight", "3"),
+    ]
+    assert plan.cpu[1].state == "refused"
+    told = "agents.a.cpu: that of project p is not enforced for a function on a thread; set isolation = 'process'"
+    assert [text for text in plan.warnings if "cpu" in text] == [told]
+    in_process = agent.replace("function", "isolation = 'process'\nfunction")
+    assert len(planned(harness, "[projects.p]\ncpu = {weight = 3}\n" + in_process).cpu) == 1
+
+
+def test_a_quota_of_more_than_the_machine_is_a_warning(harness: FleetHarness) -> None:
+    count = len(allowed_cores())
+    agent = A.replace("budget", f"cpu = {{quota = '{count + 1}s/1s'}}\nbudget")
+    (warning,) = [text for text in planned(harness, agent).warnings if "cpu" in text]
+    assert warning == (
+        f"agents.a.cpu.quota: {count + 1}s/1s is {count + 1} cores, and it can use {count} here: no limit"
+    )
+    exactly = agent.replace(f"{count + 1}s", f"{count}s")
+    assert [text for text in planned(harness, exactly).warnings if "cpu" in text] == []
+
+
 def test_cores_and_leases_that_this_machine_cannot_give_are_listed_as_refused(harness: FleetHarness) -> None:
     usable = allowed_cores()
     project = f"[projects.p]\ncpu = {{cores = '{core_list({*usable, 4000})}'}}\n"
@@ -283,7 +308,7 @@ WARNINGS = {
         "(utilisation of core 0 in ppm: 1,000,000 needed, 950,000 available), so its runs will fail"
     ),
     "[projects.p]\ncpu = {lease = 1}\n[agents.f]\nproject = 'p'\nfunction = 'json:dumps'\nbudget = {tokens = 5}": (
-        "agents.f: the lease of its project is not granted to a function on a thread; set isolation = 'process'"
+        "agents.f.cpu: that of project p is not enforced for a function on a thread; set isolation = 'process'"
     ),
     A + "cpu = {lease = 4000}": (
         f"agents.a.cpu.lease: 4000 of {len(allowed_cores())} cores: one stays for everything else, so it never runs"

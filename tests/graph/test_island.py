@@ -13,7 +13,7 @@ from rota import store
 from rota.cli import app
 from rota.cli.graph_island import admitted
 from rota.clock import ManualClock
-from rota.errors import IslandRefused, StaleClaim
+from rota.errors import GraphInvalid, IslandRefused, StaleClaim
 from rota.graph import (
     ComponentRegistry,
     RuntimeRunner,
@@ -24,6 +24,7 @@ from rota.graph import (
     island_spec,
     load_text,
 )
+from rota.graph.spec import MEMORY_BYTES_MAX
 from rota.kernel import Kernel
 from rota.model.core_grants import CoreHost
 from rota.model.events import CoresGranted
@@ -73,6 +74,13 @@ def test_budgets_periods_deadline_and_cores_of_a_graph_become_one_request() -> N
     assert ask.cpu.cores == "0-1"
     granted = decide(BOX, (), ask, ASKER, [])
     assert [one.core for one in granted.reserved] == [0, 0]
+
+
+def test_an_island_may_reserve_more_than_two_gibibytes_and_at_most_a_pebibyte() -> None:
+    sized = GRAPH.replace("period_ms: 20,", "period_ms: 20, memory_bytes: SIZE,")
+    assert island_ask(plan(sized.replace("SIZE", str(MEMORY_BYTES_MAX)))).memory_bytes == MEMORY_BYTES_MAX == 2**50
+    with pytest.raises(GraphInvalid, match="memory_bytes"):
+        plan(sized.replace("SIZE", str(MEMORY_BYTES_MAX + 1)))
 
 
 def test_an_isolation_intent_becomes_a_leased_core() -> None:

@@ -253,6 +253,25 @@ def test_commands_that_continue_are_still_limited_and_run(killed: str) -> None:
         assert _quota(group) == 10_000
 
 
+@both_ways
+def test_when_only_the_reaper_is_killed_commands_that_continue_end_with_their_groups(groups: bool) -> None:
+    """The driver no longer sees them. Without groups they go on, and it says so."""
+    with a_driver(on_loss="continue", groups=groups, quota="10ms/100ms" if groups else None) as (started, reaper, pids):
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        os.kill(reaper, signal.SIGKILL)
+        started.wait(PATIENCE_S)
+        if groups:
+            assert all_end(pidfds)
+        else:
+            before = [_cpu_ticks(pid) for pid in pids]
+            deadline = time.monotonic() + PATIENCE_S
+            while not all(_cpu_ticks(pid) > ticks for pid, ticks in zip(pids, before, strict=True)):
+                assert time.monotonic() < deadline
+        for fd in pidfds:
+            os.close(fd)
+    Cgroups()  # its groups are removed at the next start
+
+
 def _cpu_ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
@@ -358,6 +377,8 @@ def test_realtime_is_reported_as_the_kernel_has_it(cores: tuple[int, ...], realt
         (("--cores", "98-99", "--", "true"), "cores 98-99 cannot be used"),
         (("--lease", "a=99", "--", "true"), "cores 99 cannot be used"),
         (("--logs", "/proc/none", "--", "true"), "cannot be written"),
+        (("--for", "nan", "--", "true"), "--for nan is not a number of seconds"),
+        (("--for", "inf", "--", "true"), "--for inf is not a number of seconds"),
         (("--", "true", "+"), "separated by a lone +"),
     ],
 )

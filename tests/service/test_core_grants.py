@@ -474,6 +474,8 @@ def test_this_host_has_this_process_cores() -> None:
     host = this_host()
     assert host.cores
     assert host == this_host()
+    assert host.memory_bytes > 2**20
+    assert host.slots >= len(host.cores)
 
 
 def test_grants_survive_a_checkpoint_and_an_old_file_gets_the_tables(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 from rota.app.moments import Duration
-from rota.errors import InvalidInput
+from rota.errors import FleetInvalid, InvalidInput
 from rota.fleet.runners.calling import error_name
 from rota.model.cpu import CpuSettings, read_cpu
 from rota.model.money import in_micro
@@ -109,7 +109,13 @@ def _gather_ray(run: dict[str, Any]) -> None:
 
 def cpu_of(given: CpuSettings | Mapping[str, Any] | None) -> CpuSettings | None:
     """Return CPU settings that were given as such, or as a dictionary as in the fleet file."""
-    return given if given is None or isinstance(given, CpuSettings) else read_cpu(dict(given))
+    if given is None or isinstance(given, CpuSettings):
+        return given
+    if not isinstance(given, Mapping):
+        raise FleetInvalid(
+            f"cpu must be a mapping of settings, not {given!r}", field="cpu", hint='Write cpu={"quota": "150ms/100ms"}.'
+        )
+    return read_cpu(dict(given))
 
 
 def _error_name(error: Any) -> str:

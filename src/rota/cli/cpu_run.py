@@ -8,6 +8,7 @@ the commands, and the exit code is 128 and that signal.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import string
@@ -21,6 +22,7 @@ import typer
 from rich.table import Table
 
 from rota.cli import output
+from rota.cli.exit_codes import SIGNAL_CODES
 from rota.errors import InvalidInput, RotaError
 from rota.fleet import CpuDriver, DriverReport, OnLoss, ProcessReport, acting_on
 from rota.host import Command, signal_name
@@ -30,7 +32,6 @@ __all__ = ["RunOptions", "run"]
 
 SEPARATOR = "+"
 STDERR = 2
-SIGNAL_CODES = 128  # a shell adds this to the number of a signal
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 T = TypeVar("T")
 
@@ -54,6 +55,8 @@ def run(words: Sequence[str], options: RunOptions, *, as_json: bool) -> None:
     """Run the commands, print the report, and exit as they did."""
     commands = _commands(words)
     settings = _settings(commands, options)
+    if options.for_s is not None and not math.isfinite(options.for_s):
+        raise InvalidInput(f"--for {options.for_s} is not a number of seconds", field="for", hint="Write --for 0.5.")
     cores = None if options.cores is None else parse_cores(options.cores)
     stopped_by: list[int] = []
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from rota import errors
 from rota.errors import RotaError
 
-__all__ = ["EXITS", "FOUND", "INTERRUPTED", "code_of"]
+__all__ = ["EXITS", "FOUND", "INTERRUPTED", "SIGNAL_CODES", "code_of"]
 
 FOUND = 1  # a check found something
 INTERRUPTED = 130
+SIGNAL_CODES = 128  # a shell adds this to the number of a signal
 
 EXITS: dict[int, str] = {
     0: "success",

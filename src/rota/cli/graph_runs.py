@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from rota import store
+from rota.cli.exit_codes import INTERRUPTED, SIGNAL_CODES
 from rota.cli.graph_checks import input_limits, load_registry, open_plan, print_json, write
 from rota.cli.graph_start import GraphStartOptions, has_agents, start
 from rota.cli.graph_stop import describe_stop, stop_on_signals
@@ -43,7 +44,6 @@ from rota.service import Dispatcher
 __all__ = ["GraphSource", "GraphStartOptions", "Storage", "bench", "metrics", "progress", "run", "trace", "work"]
 
 PROGRESS_EVERY_S = 0.2
-INTERRUPTED = 130  # the exit code after Ctrl-C or another signal that drains
 # Counters of lost, late and promoted work; `run` prints each one that is not zero.
 REPORTED_COUNTERS = (
     "rejected_count",
@@ -74,6 +74,13 @@ class GraphSource(NamedTuple):
     storage: Storage = Storage(None, None, 0)
 
 
+class _Ended(NamedTuple):
+    """How a run ended, and the exit code of the command."""
+
+    result: RuntimeRunnerResult
+    code: int
+
+
 # --- the commands --------------------------------------------------------------------------------
 
 
@@ -82,33 +89,33 @@ def run(source: GraphSource, bounds: dict[str, Any], options: GraphStartOptions,
     if has_agents(source.file):
         start(source.file, source.storage.store, options._replace(run_id=source.storage.run_id), as_json=as_json)
         return
-    result = _run(source, {**bounds, "inputs": options.inputs}, quiet=as_json, as_island=options.as_island)
+    result, code = _run(source, {**bounds, "inputs": options.inputs}, quiet=as_json, as_island=options.as_island)
     if as_json:
         print_json(result.summary())
     else:
         for line in _result_lines(result):
             say(line)
-    _exit_unless_ok(result)
+    _exit(code)
 
 
 def metrics(source: GraphSource, bounds: dict[str, Any], *, as_json: bool) -> None:
     """Run a graph and print all metrics."""
-    result = _run(source, bounds, quiet=True)
+    result, code = _run(source, bounds, quiet=True)
     if as_json:
         print_json(result.summary())
     else:
         for metric in result.runtime_metrics:
             subject = metric.component_id or metric.channel_id or metric.lane
             say(f"{metric.name:52} {subject:24} {metric.value:g}")
-    _exit_unless_ok(result)
+    _exit(code)
 
 
 def trace(source: GraphSource, bounds: dict[str, Any], form: str, output: Path | None) -> None:
     """Run a graph and print its trace."""
-    result = _run(source, {**bounds, "trace": True}, quiet=True)
+    result, code = _run(source, {**bounds, "trace": True}, quiet=True)
     events = list(result.trace.events()) if result.trace is not None else []
     write(_TRACE_FORMATS[form](events), output)
-    _exit_unless_ok(result)
+    _exit(code)
 
 
 def bench(source: GraphSource, steps: int, runs: int, *, as_json: bool) -> None:
@@ -118,9 +125,9 @@ def bench(source: GraphSource, steps: int, runs: int, *, as_json: bool) -> None:
     seconds: list[float] = []
     while len(seconds) < runs:
         started = clock.monotonic()
-        result = _run_plan(plan, registry, {"steps": steps}, source.storage, quiet=True)
+        result, code = _run_plan(plan, registry, {"steps": steps}, source.storage, quiet=True)
         seconds.append(clock.monotonic() - started)
-        _exit_unless_ok(result)
+        _exit(code)
     _print_bench(result, seconds, steps, as_json=as_json)
 
 
@@ -151,7 +158,7 @@ def _open(source: GraphSource) -> tuple[Plan, ComponentRegistry]:
     return open_plan(source.file, registry, input_limits(source.limits)), registry
 
 
-def _run(source: GraphSource, bounds: dict[str, Any], *, quiet: bool, as_island: bool = False) -> RuntimeRunnerResult:
+def _run(source: GraphSource, bounds: dict[str, Any], *, quiet: bool, as_island: bool = False) -> _Ended:
     plan, registry = _open(source)
     if not as_island and plan.spec.graph.island is None:
         return _run_plan(plan, registry, bounds, source.storage, quiet=quiet)
@@ -171,11 +178,11 @@ def _run_plan(
     *,
     quiet: bool,
     on_epoch: Callable[[int], None] | None = None,
-) -> RuntimeRunnerResult:
+) -> _Ended:
     token = StopToken()
     on_epoch = on_epoch or progress(bounds.get("steps"), SystemClock())
     with (
-        stop_on_signals(token),
+        stop_on_signals(token) as stopped_by,
         _component_output(quiet=quiet),
         _durable_runs(plan, registry, storage) as durable,
     ):
@@ -184,7 +191,10 @@ def _run_plan(
         )
         runner = RuntimeRunner(plan, registry, options)
         with describe_stop(token, runner.executing_components):
-            return runner.run()
+            result = runner.run()
+    if result.scheduler_stop_reason == SchedulerStopReason.STOP_REQUESTED:
+        return _Ended(result, SIGNAL_CODES + stopped_by[0] if stopped_by else INTERRUPTED)
+    return _Ended(result, 0 if result.ok else 1)
 
 
 def _component_output(*, quiet: bool) -> contextlib.AbstractContextManager[Any]:
@@ -208,11 +218,9 @@ def progress(steps: int | None, clock: Clock) -> Callable[[int], None] | None:
     return show
 
 
-def _exit_unless_ok(result: RuntimeRunnerResult) -> None:
-    if result.scheduler_stop_reason == SchedulerStopReason.STOP_REQUESTED:
-        raise typer.Exit(INTERRUPTED)
-    if not result.ok:
-        raise typer.Exit(1)
+def _exit(code: int) -> None:
+    if code:
+        raise typer.Exit(code)
 
 
 # --- runs with a store ---------------------------------------------------------------------------

@@ -18,8 +18,11 @@ NOTICE_AFTER_S = 1.0  # how long a stop may take before the terminal says what i
 
 
 @contextlib.contextmanager
-def stop_on_signals(token: StopToken) -> Iterator[None]:
-    """Make the first signal stop the run at its next stop check; a second one ends the command."""
+def stop_on_signals(token: StopToken) -> Iterator[list[int]]:
+    """Make the first signal stop the run at its next stop check; a second one ends the command.
+
+    The list that it yields has the number of the signal once that has arrived.
+    """
     numbers = [getattr(signal, name) for name in DRAINS if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
     handled = [number for number in numbers if before[number] is not signal.SIG_IGN]  # nohup ignores SIGHUP
@@ -28,14 +31,17 @@ def stop_on_signals(token: StopToken) -> Iterator[None]:
         for number in handled:
             signal.signal(number, before[number])
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
+    stopped_by: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
         restore()
+        stopped_by.append(number)
         token.request()
 
     for number in handled:
         signal.signal(number, stop)
     try:
-        yield
+        yield stopped_by
     finally:
         restore()
 

@@ -10,6 +10,9 @@ and quotas signals, and every report says so. So the driver itself has nothing t
     kill        they end: the reaper kills them; if it is killed too, the guard does
     continue    they go on in their control groups, which still limit them; refused where only signals would
 
+If only the reaper is killed, this process can no longer see its commands. It ends those that are in control groups,
+also with `continue`; without groups, and with `continue`, they go on unobserved.
+
 A command is never stopped except for a quota by signals, and then the guard watches it (host/quota_signals.py).
 """
 
@@ -350,7 +353,14 @@ class CpuDriver:
         by: Literal["itself", "driver"] | None = None
         if ended is not None:
             by = "driver" if self._is_closing else "itself"
-        lost = ["the reaper was killed, and the command with it"] if ended is not None and ended.lost else []
+        lost = []
+        if ended is not None and ended.lost:
+            goes_on = self._on_loss == "continue" and running.group is None
+            lost = [
+                "the reaper was killed, and the command goes on unobserved"
+                if goes_on
+                else "the reaper was killed, and the command with it"
+            ]
         leased = () if running.grant is None else running.grant.leased
         return ProcessReport(
             name=running.name,

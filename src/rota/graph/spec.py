@@ -83,6 +83,7 @@ STRING_BYTES_MAX = 4096  # all other strings, as UTF-8
 DURABLE_EDGE_CAPACITY = 1_024  # messages on an edge to or from a durable lane, unless the edge says otherwise
 OVER_BUDGET_PORT = "over_budget"  # an output that every component has, for the edge that on_over_budget names
 COUNT_MAX = 2**31 - 1  # of counts and of milliseconds: 24 days
+MEMORY_BYTES_MAX = 2**50  # of an island
 WORKERS_MAX = 1024  # threads or processes of one lane
 HZ_MAX = 1_000_000
 MAP_ITEMS_DEFAULT = 1_000  # items of one list that a component maps over; a longer list is refused
@@ -189,7 +190,7 @@ class GraphIsland(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     criticality: Literal["high", "critical"] = "critical"
     cores: Text = ""  # "0-1"; "": any
     lease: NonNegative = 0  # cores for itself, besides one for each lane with an isolation_intent
-    memory_bytes: NonNegative = 0
+    memory_bytes: Annotated[int, Meta(ge=0, le=MEMORY_BYTES_MAX)] = 0
     slots: NonNegative = 0
 
 

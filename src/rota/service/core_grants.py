@@ -226,7 +226,10 @@ def _host_status(grants: list[CoreGrant]) -> HostStatus:
 
 
 def this_host() -> CoreHost:
-    """Return this machine and the cores that this process may use. Its key is the same in every container."""
+    """Return this machine and the cores that this process may use. Its key is the same in every container.
+
+    Islands may reserve its memory, and a slot for each core that the machine has.
+    """
     name = os.uname().nodename or "localhost"
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     boot, _, _ = SystemClock().boot_id().partition("/")  # without the time namespace, which a container may have

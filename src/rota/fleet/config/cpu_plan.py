@@ -37,13 +37,13 @@ class CpuRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def cpu_rows(fleet: Fleet) -> list[CpuRow]:
     """Return what each setting amounts to. Control groups are tried only if the file has such settings."""
-    found = [*_settings(fleet), *_leases_of_projects(fleet)]
+    found = list(_settings(fleet))
     if not found:
         return []
     cgroups, usable = Cgroups(prepare=False), usable_cores()
     return [
         CpuRow(owner=f"{what} {name}", setting=each.setting, value=each.value, state=each.state, how=each.how)
-        for what, name, cpu, where, within, policy in found
+        for what, name, cpu, where, within, _, policy in found
         for each in cpu_states(
             cpu,
             cgroups.support,
@@ -68,13 +68,16 @@ def _denied(
 def cpu_warnings(fleet: Fleet) -> Iterator[str]:
     """Warn of settings that this machine cannot keep at all."""
     usable = usable_cores()
-    for what, name, cpu, where, within, _ in _settings(fleet):
+    for what, name, cpu, where, within, project, _ in _settings(fleet):
         key = f"{join_key(f'{what}s', name)}.cpu"
         if where == "thread":
-            yield f"{key}: is not enforced for a function on a thread; set isolation = 'process'"
+            whose = "" if project is None else f"that of project {project} "
+            yield f"{key}: {whose}is not enforced for a function on a thread; set isolation = 'process'"
             continue
         if cpu.core_set is not None and (missing := cpu.core_set - usable):
             yield f"{key}.cores: this machine has no core {core_list(missing)}; usable cores: {core_list(usable)}"
+        if cpu.budget is not None and cpu.budget.cores > len(usable):
+            yield f"{key}.quota: {cpu.quota} is {cpu.budget.cores:g} cores, and it can use {len(usable)} here: no limit"
         if cpu.core_set is not None and within is not None and not cpu.core_set & within:
             yield f"{key}.cores: its project allows cores {core_list(within)} only, so its runs will fail"
         elif why := why_never_leased(cpu, usable, within):
@@ -83,9 +86,6 @@ def cpu_warnings(fleet: Fleet) -> Iterator[str]:
         if never is not None:
             most = ", ".join(never.data.get("missing", ())[:1])
             yield f"{key}.realtime: no core can reserve {cpu.realtime} ({most}), so its runs will fail"
-    for _, name, *_ in _leases_of_projects(fleet):
-        key = join_key("agents", name)
-        yield f"{key}: the lease of its project is not granted to a function on a thread; set isolation = 'process'"
 
 
 class _Setting(NamedTuple):
@@ -96,22 +96,8 @@ class _Setting(NamedTuple):
     cpu: CpuSettings
     where: Where = "program"
     within: frozenset[int] | None = None  # the cores that the project of an agent names
+    project: str | None = None  # whose settings they are, if they are not the agent's
     policy: RealtimeRequest | None = None  # the realtime policy of its runs; None: that of the settings
-
-
-def _leases_of_projects(fleet: Fleet) -> Iterator[_Setting]:
-    """The leases that functions on threads would have from their projects."""
-    for name, agent in fleet.agents.items():
-        owner = None if agent.project is None else fleet.projects.get(agent.project)
-        has_own = agent.cpu is not None and agent.cpu.lease is not None
-        if (
-            _where(agent) == "thread"
-            and not has_own
-            and owner is not None
-            and owner.cpu is not None
-            and owner.cpu.lease
-        ):
-            yield _Setting("agent", name, CpuSettings(lease=owner.cpu.lease), "thread")
 
 
 def _settings(fleet: Fleet) -> Iterator[_Setting]:
@@ -120,10 +106,14 @@ def _settings(fleet: Fleet) -> Iterator[_Setting]:
         if project.cpu is not None:
             yield _Setting("project", name, project.cpu)
     for name, agent in fleet.agents.items():
+        owner = None if agent.project is None else fleet.projects.get(agent.project)
+        above = CpuSettings() if owner is None or owner.cpu is None else owner.cpu
+        if above != CpuSettings() and _where(agent) == "thread":
+            yield _Setting("agent", name, above, "thread", project=agent.project)
         if agent.cpu is not None:
-            owner = None if agent.project is None else fleet.projects.get(agent.project)
-            above = CpuSettings() if owner is None or owner.cpu is None else owner.cpu
-            yield _Setting("agent", name, agent.cpu, _where(agent), above.core_set, agent.cpu.policy or above.policy)
+            yield _Setting(
+                "agent", name, agent.cpu, _where(agent), above.core_set, policy=agent.cpu.policy or above.policy
+            )
 
 
 def _reserves(cpu: CpuSettings) -> bool:
