@@ -64,8 +64,8 @@ directory = RuntimeDirectory(path)
 directory.acquire()
 directory.publish(DaemonInfo(pid=1, started_at=0.0, addresses=("unix:x",), rota_version="", protocol=1))
 stop = kernel.store.on_change(lambda: None)
-while not list(Path(path + "-bells").glob("*.bell")):
-    pass
+while [bell.stat().st_mode & 0o777 for bell in Path(path + "-bells").glob("*.bell")] != [0o600]:
+    pass  # a thread makes it, and then gives it what the umask has taken away
 with hold_worker_id(path + "-workers", "box"):
     print("made", flush=True)
     sys.stdin.read()
