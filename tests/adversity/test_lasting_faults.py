@@ -31,6 +31,7 @@ from rota.rpc.daemon.systemd import SystemdNotifier
 from rota.service.retention_thread import RetentionThread
 from rota.service.worker_registration import WorkerRegistration
 from rota.store import postgres_listener
+from rota.store.postgres_connection import parse_url
 from rota.web import feed as web_feed
 
 TRIES = 5
@@ -189,7 +190,7 @@ def test_commits_that_are_not_heard_of(connect: Any, said: Any, monkeypatch: pyt
     stops: Iterator[bool] = iter([False] * (TRIES - 1) + [True])
     monkeypatch.setattr(postgres_listener, "connect", connect)
     monkeypatch.setattr(postgres_listener.NewsListener, "_is_stopped", lambda *_: next(stops))
-    listener = postgres_listener.NewsListener(stub(schema="rota"), lambda _: None)
+    listener = postgres_listener.NewsListener(parse_url("postgresql://db/work"), lambda _: None)
     listener._thread.join()
     assert said() == ["commits of other processes are not heard of"]
 

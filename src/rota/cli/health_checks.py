@@ -7,10 +7,9 @@ import platform
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import apsw
 
@@ -35,8 +34,6 @@ RECENT_S = 3_600.0  # how long trouble that is over is mentioned
 RECENT_EVENTS = 100_000  # events that are searched for it
 WORKERS_NAMED_MAX = 5  # workers that are named in one line
 _OF_AN_EXTRA = re.compile(r"(?P<package>[\w.-]+).*\bextra == ['\"](?P<extra>\w+)['\"]")  # as packages declare it
-
-_FUNCTIONS: Mapping[Literal["process", "thread"], str] = {"process": "in a process", "thread": "on a thread"}
 
 Part = Callable[[str], Iterator[Finding]]
 
@@ -327,16 +324,6 @@ def _cpu_settings(found: Capabilities) -> Iterator[tuple[Verdict, str, str]]:
     for each in cpu_states(settings, support, usable=frozenset(found.cores)):
         verdict: Verdict = "good" if each.state == "enforced" else "note"
         yield verdict, f"cpu {each.setting}: {each.state}, {each.how}", ""
-    yield from _leases_of_functions(found)
-
-
-def _leases_of_functions(found: Capabilities) -> Iterator[tuple[Verdict, str, str]]:
-    """Where a function is not held to cores, so that no core is leased to it."""
-    support = {each.feature: each for each in found.cgroups}
-    for where, words in _FUNCTIONS.items():
-        for each in cpu_states(CpuSettings(lease=1), support, where, usable=frozenset(found.cores)):
-            if each.state == "refused":
-                yield "note", f"cpu lease of a function {words}: refused, {each.how}", ""
 
 
 _PARTS: tuple[Part, ...] = (_installation, _store, _platform)

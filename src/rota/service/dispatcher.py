@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack
 
 import msgspec
 
@@ -36,7 +36,7 @@ from rota.kernel.completion import EndedRuns, end_runs, read_of_runs
 from rota.kernel.flows import ServedFlows
 from rota.kernel.journal import append
 from rota.kernel.progress import NoRepeats
-from rota.kernel.run_reports import check_completions, check_reports
+from rota.kernel.run_reports import CompletionAnswer, check_completions, check_reports
 from rota.kernel.store_policy import StorePolicy, merged_policy
 from rota.kernel.turn import ClaimKind, ClaimOptions, TurnRequest, TurnResult, make_turn_request
 from rota.lazy import exports
@@ -68,6 +68,14 @@ ANSWER_WAIT_S = LOAD_TIMEOUT_S + 5.0  # how long a claim that does not wait for 
 LEFT_OVER = 0.0  # when a claim that found nothing tries again, if its transaction has left work over to the next one
 LEFT_OVER_TURNS_MAX = 1_000  # turns of one claim that does not wait
 NOTHING: list[Any] = [None]  # the result of a claim that found nothing and is not parked: an empty list would park it
+
+
+class _Turn(NamedTuple):
+    """What one scheduling transaction did."""
+
+    answers: list[CompletionAnswer]
+    entries: list[ReadyEntry]
+    has_more: bool  # nothing was claimed, and the next transaction goes on with what this one left over
 
 
 _load = exports(
@@ -228,56 +236,52 @@ class Dispatcher:
             self.load_stored()
         if request.max_n and asks_process(self._expected(policy, request)):
             return self._take_asking_turn(request, policy)
-        done = TurnResult([], [])
+        answers: list[CompletionAnswer] = []
         if request.run_ends or not (request.max_n and request.wait_s):
-            done = self._run_turns(request, policy)
-            if done.entries or not (request.max_n and request.wait_s):
-                return done
+            turn = self.kernel.store.write(partial(self.run_turn, request, policy))
+            answers = turn.answers
+            if turn.has_more and not request.wait_s:
+                return TurnResult(answers, self._claim_what_is_left(request, policy))
+            if turn.entries or not (request.max_n and request.wait_s):
+                return TurnResult(answers, turn.entries)
         claiming = msgspec.structs.replace(request, run_ends=())
         key = _key_of(policy, request)
         entries = self.kernel.queue.park(lambda tx: self.run_turn(claiming, policy, tx).entries, claiming, key)
-        return TurnResult(done.answers, entries)
+        return TurnResult(answers, entries)
 
-    def _run_turns(self, request: TurnRequest, policy: Policy | None) -> TurnResult:
-        """Run a turn, and more of them while it claims nothing because of what it left over to the next one.
+    def _claim_what_is_left(self, request: TurnRequest, policy: Policy | None) -> list[ReadyEntry]:
+        """Claim again while only what a transaction has left over to the next one is in the way.
 
         A turn takes in a limited part of the inbox, and a claim that does not wait must not return as if that were all.
         """
-
-        def work(tx: Transaction) -> tuple[TurnResult, bool]:
-            result = self.run_turn(request, policy, tx)
-            return result, not result.entries and tx.effects.retry_at == LEFT_OVER
-
-        done, has_more = self.kernel.store.write(work)
-        request = msgspec.structs.replace(request, run_ends=())
-        entries = done.entries
+        claiming = msgspec.structs.replace(request, run_ends=())
         for _ in range(LEFT_OVER_TURNS_MAX):
-            if request.wait_s or not has_more:
-                break
-            (_, entries), has_more = self.kernel.store.write(work)
-        return TurnResult(done.answers, entries)
+            turn = self.kernel.store.write(partial(self.run_turn, claiming, policy))
+            if not turn.has_more:
+                return turn.entries
+        return []
 
     def _take_asking_turn(self, request: TurnRequest, policy: Policy | None) -> TurnResult:
         """Run a turn whose policy is in another process: end runs first, then wait for its answer."""
-        done = TurnResult([], [])
+        answers: list[CompletionAnswer] = []
         if request.run_ends:
-            done = self.kernel.store.write(partial(self.run_turn, msgspec.structs.replace(request, max_n=0), policy))
+            ending = msgspec.structs.replace(request, max_n=0)
+            answers = self.kernel.store.write(partial(self.run_turn, ending, policy)).answers
         claiming = msgspec.structs.replace(request, run_ends=())
 
         def work(tx: Transaction) -> list[ReadyEntry]:
-            entries = self.run_turn(claiming, policy, tx).entries
+            turn = self.run_turn(claiming, policy, tx)
             asked = self._expected(policy, request)
-            has_more = tx.effects.retry_at == LEFT_OVER
-            may_park = request.wait_s > 0 or has_more or self.is_asking(asked, request.claim_kind)
-            return entries if entries or may_park else NOTHING
+            may_park = request.wait_s > 0 or turn.has_more or self.is_asking(asked, request.claim_kind)
+            return turn.entries if turn.entries or may_park else NOTHING
 
         if request.wait_s > 0:
             entries = self.kernel.queue.park(work, claiming, _key_of(policy, request))
         else:
             entries = self.kernel.store.wait(work, ANSWER_WAIT_S)
-        return TurnResult(done.answers, [] if entries is NOTHING else entries)
+        return TurnResult(answers, [] if entries is NOTHING else entries)
 
-    def run_turn(self, request: TurnRequest, policy: Policy | None, tx: Transaction) -> TurnResult:
+    def run_turn(self, request: TurnRequest, policy: Policy | None, tx: Transaction) -> _Turn:
         """The scheduling transaction: end runs, claim the next entries, settle the agents."""
         if tx.foretells:
             self._foretell(tx, request)
@@ -305,7 +309,7 @@ class Dispatcher:
         if request.moves_agents:
             pids = {run.pid for run in ended.runs.values()} | {entry.pid for entry in entries}
             kernel.supervision.settle_agents(tx, pids, ended.final, now)
-        return TurnResult(ended.answers, entries)
+        return _Turn(ended.answers, entries, not entries and tx.effects.retry_at == LEFT_OVER)
 
     def _foretell(self, tx: Transaction, request: TurnRequest) -> None:
         """Say what a turn reads first. Which policy is in force it does not know yet: the last one, most likely."""

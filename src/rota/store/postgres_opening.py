@@ -70,7 +70,7 @@ def _no_right(connection: Connection, address: PostgresAddress, problem: psycopg
     else:
         hint = f'Connect as its owner "{owner[0]}", or have an administrator run: GRANT "{owner[0]}" TO {role}.'
     text = f"the role {role} may not open the schema {schema}: {one_line(problem)}"
-    return StoreError(text, hint=hint, address=address.shown)
+    return StoreError(text, hint=hint)
 
 
 def _missing(connection: Connection, address: PostgresAddress) -> StoreMissing:
