@@ -397,6 +397,16 @@ def test_a_pool_whose_reaper_was_killed_is_unavailable(caplog: pytest.LogCapture
     assert "the reaper" in caplog.text
 
 
+def test_calls_of_a_pool_that_has_failed_end_as_crashed(reaper: ReaperClient) -> None:
+    """Nobody has asked for their end, so their runs are tried again."""
+    pool = WorkerPool(reaper, 1)
+    call = pool.start(signal.pause)
+    with pool._changed:
+        pool._failed = "its workers die"
+    pool.close()
+    assert call.outcome().kind == "crashed"
+
+
 def test_a_module_that_cannot_be_imported_is_reported(reaper: ReaperClient) -> None:
     with pytest.raises(WorkersUnavailable, match="No module named 'no_such_module'"):
         WorkerPool(reaper, 1, preload=["no_such_module"])

@@ -262,6 +262,22 @@ def test_when_the_reaper_is_lost_the_run_has_crashed_and_the_next_one_runs(chann
         runner.close()
 
 
+def test_a_run_that_finds_its_workers_gone_ends_none_that_another_run_has_started(channel: RecordingChannel) -> None:
+    """Two runs find the pool without a reaper. The first one makes a new pool; the second one must not close that."""
+    with RunnerResources() as resources:
+        runner = CallableRunner(resources, vars(functions), slots=2)
+        first = runner._pool()
+        os.kill(resources.reaper.pid, signal.SIGKILL)
+        until(lambda: first._failed is not None)
+        running = Running(runner, assignment(settings("process"), name="hangs"), channel)
+        channel.until(lambda: bool(channel.text))
+        runner._discard(first)
+        assert runner.run(assignment(settings("process"), {"a": 1, "b": 2}, name="plain"), channel).result == 3
+        os.kill(int(channel.text.split()[1]), signal.SIGKILL)
+        assert running.outcome().exit_kind == "crashed"
+        runner.close()
+
+
 def test_a_thread_that_outlives_its_call_does_not_disturb_the_next_call(
     channel: RecordingChannel, tmp_path: Path
 ) -> None:

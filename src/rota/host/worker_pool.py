@@ -292,13 +292,13 @@ class WorkerPool:
             worker.connection.close()
 
     def close(self) -> None:
-        """Kill every worker; running calls end as killed."""
+        """Kill every worker; running calls end as killed, or as crashed if the pool has failed."""
         with self._changed:
             if self._closing:
                 return
             self._closing = True
             for worker in self._workers.values():
-                worker.kill_reason = worker.kill_reason or "killed"
+                worker.kill_reason = worker.kill_reason or ("crashed" if self._failed else "killed")
             self._freed.notify_all()
         self._fork_server.shut_down()
         self._fork_server.end()

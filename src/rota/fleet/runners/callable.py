@@ -83,10 +83,8 @@ class CallableRunner:
 
     def close(self) -> None:
         """End the worker processes."""
-        with self._pool_lock:
-            workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.close()
+        if self._workers is not None:
+            self._discard(self._workers)
         release_streams()
 
     # --- on a thread -----------------------------------------------------------------------------
@@ -171,11 +169,19 @@ class CallableRunner:
         return f"{module}:{qualified}"
 
     def _start(self, args: tuple[Any, ...], **options: Any) -> WorkerCall:
+        workers = self._pool()
         try:
-            return self._pool().start(call_in_worker, args, **options)
+            return workers.start(call_in_worker, args, **options)
         except WorkersUnavailable:  # its reaper was lost, or its workers die: try once with a new pool
-            self.close()
+            self._discard(workers)
             return self._pool().start(call_in_worker, args, **options)
+
+    def _discard(self, workers: WorkerPool) -> None:
+        """End a pool. If another run has replaced it, the new one goes on: it runs that run."""
+        with self._pool_lock:
+            if self._workers is workers:
+                self._workers = None
+        workers.close()
 
     def _pool(self) -> WorkerPool:
         with self._pool_lock:
