@@ -242,6 +242,32 @@ def test_the_reload_command_reloads_a_running_fleet(tmp_path: Path) -> None:
         until(lambda: fleet.fleet.slots == 3)
 
 
+def test_supervisors_of_one_fleet_with_different_files_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When the second one starts, and when both reload. What belongs to one supervisor may differ."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    text = f'name = "night"\nstore = "{address_of(here / "rota.db")}"\n{ONE}'
+    (there / "fleet.toml").write_text(text.replace("slots = 2", "slots = 3"))
+    command = [str(Path(sys.executable).with_name("rota")), "run", "--plain"]
+    with fleet_in(here, text) as fleet, (there / "log").open("w") as log:
+        api, other = fleet.api, subprocess.Popen(command, cwd=there, stdout=log, stderr=log)
+        try:
+            until(lambda: (api.journal.recall("fleet-file:night") or {})["os_pid"] == other.pid)
+            until(lambda: bool(api.workers.list()))
+            (here / "fleet.toml").write_text(text.replace("weight = 1", "weight = 2"))
+            assert "differs" not in caplog.text + (there / "log").read_text()
+            with running(FleetRun(api, load_fleet(here / "fleet.toml"))):
+                assert f"differs from that of the supervisor on {os.uname().nodename} (pid {other.pid}, " in caplog.text
+                caplog.clear()
+                until(lambda: len(api.workers.list()) == 2)
+                request_reload(api, "ann", "night")
+                until(lambda: "differs" in caplog.text + (there / "log").read_text())
+        finally:
+            other.terminate()
+            other.wait(PATIENCE_S)
+
+
 def test_a_reload_that_nobody_would_do_is_refused(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet:
         done = _reload(tmp_path)

@@ -3,23 +3,32 @@
 A reload does not interrupt runs: the file is compared with the store and only the differences are applied. A run in
 progress keeps the settings it started with; the agent's next run has the new ones. A file that is invalid changes
 nothing, and the log says what is wrong with it.
+
+Supervisors of one fleet are meant to have the same file, on one host or on many. Each notes in the store which file it
+has applied, and logs a warning if another one that is alive has applied a different one (`_FileComparison`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import msgspec
 
 from rota.errors import RotaError
 from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.changes import FleetChanges
 from rota.fleet.config.functions import put_on_path
 from rota.fleet.config.loader import load_fleet
-from rota.fleet.config.tables import Fleet, WorktreesTable
+from rota.fleet.config.tables import Fleet, FleetFile, WorktreesTable
 from rota.fleet.idle import IdleRule
+from rota.fleet.notes import read_note
 from rota.fleet.run_summary import RunSummary
 from rota.fleet.signals import acting_on
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
@@ -36,6 +45,13 @@ from rota.store.addresses import host_path, is_postgres
 __all__ = ["RELOAD_KIND", "FleetRun", "request_reload", "use_policy"]
 
 RELOAD_KIND = "fleet.reload"  # the kind of event that requests a reload from every supervisor of a fleet
+COMPARE_AFTER_S = 2.0  # after a reload: then the other supervisors have reloaded too
+_OWN_FIELDS = ("store", "slots", "worker_id", "logs", "logs_max", "logs_bytes_max")  # each supervisor has its own
+_DIGEST_CHARS = 16
+_DIFFERENT_FILES = (
+    "the fleet file %s differs from that of the supervisor on %s (pid %s, %s); the one that is applied last counts, so "
+    "give both the same"
+)
 _log = logging.getLogger("rota.fleet")
 
 
@@ -54,8 +70,10 @@ class FleetRun:
         with self._worker_lock(), self._worker_id_on_hosts():
             pass  # a fleet that is started twice by mistake is refused before it changes the store
         call_through_outage(api.clock, api.journal.cursor, lambda: False)  # its daemon may be started after it
+        self._comparison = _FileComparison(api)
         put_on_path(fleet.folder)
         use_policy(api, fleet)
+        self._comparison.start(fleet)
         self.changes = self._apply(fleet)
         self.supervisor = Supervisor(api, self._settings(fleet), functions={})
         self._watch_worktrees(fleet)
@@ -63,7 +81,7 @@ class FleetRun:
         self._hook_loop = self.supervisor.serve_hooks(lambda: self._hook_pids)
         self._triggers = Triggers(api, api.clock, fleet, fleet.shown_store)
         self.supervisor.add_background_task(
-            _FleetTask(api, self._triggers, self._reload_on_request, self._hook_loop.nudge)
+            _FleetTask(api, self._triggers, self._comparison, self._reload_on_request, self._hook_loop.nudge)
         )
 
     def run(self, *, until_idle: bool | IdleRule = False, handles_signals: bool = False) -> RunSummary:
@@ -82,11 +100,15 @@ class FleetRun:
             return nullcontext()
         return self.api.kernel.store.hold_worker_id(worker_id)
 
-    def reload(self) -> FleetChanges | None:
-        """Read the file again and apply the differences; None, with an error in the log, if it is invalid."""
+    def reload(self, reload_id: int = 0) -> FleetChanges | None:
+        """Read the file again and apply the differences; None, with an error in the log, if it is invalid.
+
+        `reload_id` is the event that asked for it.
+        """
         try:
             fleet = load_fleet(self.fleet.path)
             use_policy(self.api, fleet)
+            self._comparison.reload(fleet, reload_id)
             changes = self._apply(fleet)
             self._triggers.reload(fleet)
             self._hook_pids = _hook_pids(self.api, fleet)
@@ -129,9 +151,10 @@ class FleetRun:
         return SupervisorSettings(**(settings | self._overrides))
 
     def _reload_on_request(self, events: Sequence[Event]) -> None:
-        titles = [event.payload.get("fleet") for event in events if event.kind == RELOAD_KIND]
-        if any(title in (None, self.fleet.title) for title in titles):
-            self.reload()
+        asked = [event for event in events if event.kind == RELOAD_KIND]
+        ours = [event.event_id for event in asked if event.payload.get("fleet") in (None, self.fleet.title)]
+        if ours:
+            self.reload(ours[-1])
 
     def _reload_on_hangup(self) -> AbstractContextManager[None]:
         """Make SIGHUP request a reload, which the heartbeat thread then does like any other request."""
@@ -187,6 +210,76 @@ def _supervisor_changes(before: Fleet, after: Fleet) -> Iterator[str]:
     yield from (f"{field} (takes effect at the next start)" for field, differs in at_next_start.items() if differs)
 
 
+class _AppliedFile(msgspec.Struct, frozen=True):
+    """Which supervisor applied a file of the fleet last; a note in the store."""
+
+    host: str = ""
+    os_pid: int = 0
+    file: str = ""
+    digest: str = ""  # of what the file says for all supervisors
+    reload_id: int = 0  # the event that asked for it; 0: the supervisor started
+
+
+class _FileComparison:
+    """Compares the file of a supervisor with what another one has applied.
+
+    When it starts, with the last one. When all reload, each replaces the note of the one before; a moment later, those
+    whose note was replaced compare.
+    """
+
+    def __init__(self, api: SchedulerApi) -> None:
+        self._api = api
+        self._own: _AppliedFile | None = None
+        self._name = ""
+        self._compare_at: float | None = None  # monotonic
+
+    def start(self, fleet: Fleet) -> None:
+        """Note the file of a supervisor that starts, and compare it."""
+        self._note(fleet, 0)
+        self._compare(is_start=True)
+        self._save()
+
+    def reload(self, fleet: Fleet, reload_id: int) -> None:
+        """Note the file of a supervisor that reloads."""
+        self._note(fleet, reload_id)
+        self._save()
+        self._compare_at = self._api.clock.monotonic() + COMPARE_AFTER_S
+
+    def due_in_s(self) -> float | None:
+        """How long until it is to compare; None: there is nothing to compare."""
+        return None if self._compare_at is None else max(0.0, self._compare_at - self._api.clock.monotonic())
+
+    def compare_if_due(self) -> None:
+        """Compare if it is time."""
+        if self.due_in_s() == 0.0:
+            self._compare_at = None
+            self._compare(is_start=False)
+
+    def _note(self, fleet: Fleet, reload_id: int) -> None:
+        self._name = f"fleet-file:{fleet.title}"
+        self._own = _AppliedFile(socket.gethostname(), os.getpid(), fleet.path, _digest(fleet), reload_id)
+
+    def _save(self) -> None:
+        self._api.journal.remember(self._name, msgspec.to_builtins(self._own))
+
+    def _compare(self, *, is_start: bool) -> None:
+        own, last = self._own, read_note(self._api, self._name, _AppliedFile)
+        if own is None or last.digest == own.digest or not (is_start or last.reload_id == own.reload_id):
+            return  # or it has not reloaded yet
+        where, workers = (last.host, last.os_pid), self._api.workers.list()
+        alive = {(each.host, each.os_pid) for each in workers if each.alive and each.kind == "supervisor"}
+        if where in alive and where != (own.host, own.os_pid):
+            _log.warning(_DIFFERENT_FILES, own.file, last.host, last.os_pid, last.file)
+
+
+def _digest(fleet: Fleet) -> str:
+    """Return a digest of what a file says for all supervisors of a fleet, with its graphs."""
+    given = {field: getattr(fleet, field) for field in FleetFile.__struct_fields__ if field not in _OWN_FIELDS}
+    documents = {name: agent.document for name, agent in fleet.graph_agents.items()}
+    text = msgspec.json.encode([fleet.title, given, documents], enc_hook=str, order="deterministic")
+    return hashlib.sha256(text).hexdigest()[:_DIGEST_CHARS]
+
+
 class _FleetTask:
     """The background task of a fleet: fires triggers and reloads the file on request."""
 
@@ -196,11 +289,13 @@ class _FleetTask:
         self,
         api: SchedulerApi,
         triggers: Triggers,
+        comparison: _FileComparison,
         reload_on_request: Callable[[Sequence[Event]], None],
         nudge_hooks: Callable[[], None],
     ) -> None:
         self._api = api
         self._triggers = triggers
+        self._comparison = comparison
         self._reload_on_request = reload_on_request
         self._nudge_hooks = nudge_hooks
 
@@ -215,7 +310,9 @@ class _FleetTask:
                 self._nudge_hooks()
 
     def due_in_s(self) -> float | None:
-        return self._triggers.due_in_s()
+        waits = (self._triggers.due_in_s(), self._comparison.due_in_s())
+        return min((each for each in waits if each is not None), default=None)
 
     def on_due(self) -> None:
         self._triggers.fire_due()
+        self._comparison.compare_if_due()

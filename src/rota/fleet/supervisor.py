@@ -195,10 +195,11 @@ class Supervisor:
             return self._run(until_idle=until_idle, handles_signals=handles_signals)
 
     def _run(self, *, until_idle: bool | IdleRule, handles_signals: bool) -> RunSummary:
+        # first: it reads the journal from now on, and who sees this supervisor in the register may ask for a reload
+        heartbeats = self._claimed.wait_out(self._make_heartbeats)
         self._start()
         rule = IdleRule() if until_idle is True else until_idle or None
         expired = self._expired() if rule is not None else 0
-        heartbeats = self._claimed.wait_out(self._make_heartbeats)
         heartbeats.start()
         retention = RetentionThread(self._api.kernel) if isinstance(self._api, Dispatcher) else None
         if retention is not None:  # a daemon does it for the supervisors that it serves
