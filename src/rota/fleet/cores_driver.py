@@ -224,12 +224,12 @@ class CpuDriver:
         if group is not None:
             yield from self._groups.not_in_force((_owner(running.name, cpu),)).get(running.name, {}).items()
             yield from ((each.what, each.why) for each in group.advisories)
-        for each in running.session.advisories:
-            if each.what == "scheduling":
-                in_group = group is not None and not self._cgroups.gives_realtime
-                denied = denied_policies(allowed_policies(), in_group=in_group, on_all_cores=on_all_cores)
-                why = each.why if cpu.policy is None else denied.get(cpu.policy.policy, each.why)
-                yield from unscheduled(cpu, self.support, why)
+
+        def denied() -> dict[str, str]:
+            in_group = group is not None and not self._cgroups.gives_realtime
+            return denied_policies(allowed_policies(), in_group=in_group, on_all_cores=on_all_cores)
+
+        yield from unscheduled(cpu, self.support, running.session.advisories, denied).items()
 
     def _hold(self, running: _Running) -> None:
         quota = running.cpu.budget

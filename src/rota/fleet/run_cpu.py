@@ -6,11 +6,12 @@ All decisions here are pure; the runners act on them (`runners/program.py`, `run
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
 from rota.errors import CommandInvalid
+from rota.host.advisory import Advisory
 from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
 from rota.host.cgroups import FeatureSupport
 from rota.host.confinement import Confinement
@@ -197,15 +198,28 @@ def agent_owner(agent: Agent, settings: AgentSettings | None) -> CpuOwner:
     return CpuOwner(f"agent:{agent.pid}", agent.name, cpu, agent.weight / WEIGHT_UNIT)
 
 
-def unscheduled(cpu: CpuSettings, support: Mapping[Feature, FeatureSupport], why: str) -> Iterator[tuple[str, str]]:
-    """Return which settings are not in force if the kernel refuses a process its scheduling, with the reason."""
-    if cpu.policy is not None:
-        yield "realtime", why
-        return
-    if cpu.latency_class != "normal":
-        yield "class", why
-    if not support["weight"].works:  # it is niceness
-        yield "weight", why
+def unscheduled(
+    cpu: CpuSettings,
+    support: Mapping[Feature, FeatureSupport],
+    refused: Iterable[Advisory],
+    denied: Callable[[], Mapping[str, str]],
+) -> dict[str, str]:
+    """Return which settings are not in force because the kernel refused a process its scheduling, with the reason.
+
+    Of a policy that is known to be denied (`denied_policies`) that is the reason, and not the kernel's, a number.
+    """
+    found: dict[str, str] = {}
+    for each in refused:
+        if each.what != "scheduling":
+            continue
+        if cpu.policy is not None:
+            found["realtime"] = denied().get(cpu.policy.policy, each.why)
+            continue
+        if cpu.latency_class != "normal":
+            found["class"] = each.why
+        if not support["weight"].works:  # it is niceness
+            found["weight"] = each.why
+    return found
 
 
 def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:

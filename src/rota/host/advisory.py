@@ -21,8 +21,12 @@ class Advisory(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """The advisory in one line."""
         asked = f" ({self.asked} requested)" if self.asked else ""
-        instead = f"; in force: {self.in_force}" if self.in_force else ""
-        return f"{self.what}{asked} is not in force: {self.why}{instead}"
+        return f"{self.what}{asked} is not in force: {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """Why it is not in force, and what is instead."""
+        return f"{self.why}; in force: {self.in_force}" if self.in_force else self.why
 
 
 _PRIVILEGE = "this needs a privilege that the process does not have (root, CAP_SYS_NICE, or a raised limit)"

@@ -37,7 +37,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from rota.host.advisory import Advisory
 from rota.host.cgroup_files import QUOTA_US_MIN, WEIGHT_MAX, WEIGHT_NORMAL, Feature, GroupLimits, Limit
 from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport
 from rota.host.thread_settings import NICE_MAX, NICE_MIN, Scheduling, usable_cores
@@ -426,7 +425,7 @@ class CpuGroups:
         with self._lock:
             nodes = ((owner, self._shared.get(_path(owners[: depth + 1]))) for depth, owner in enumerate(owners))
             return {
-                owner.key: {each.what: _why_not(each) for each in node.group.advisories}
+                owner.key: {each.what: each.reason for each in node.group.advisories}
                 for owner, node in nodes
                 if node is not None and node.group.advisories
             }
@@ -434,7 +433,3 @@ class CpuGroups:
 
 def _path(owners: Sequence[CpuOwner]) -> tuple[str, ...]:
     return tuple(owner.key for owner in owners)
-
-
-def _why_not(advisory: Advisory) -> str:
-    return f"{advisory.why}; in force: {advisory.in_force}" if advisory.in_force else advisory.why

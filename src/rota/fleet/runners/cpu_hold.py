@@ -72,18 +72,12 @@ class CpuHold:
         """Say what is enforced and what is not."""
         cpu, support = self._cpu, self._support
         missing = {} if self.group is None else self._resources.cpu_groups.not_in_force(cpu.owners)
-        told = [each for each in refused if each.what == "scheduling"]
-        not_scheduled = {name: why for each in told for name, why in unscheduled(cpu.own, support, self._why(each))}
+        not_scheduled = unscheduled(cpu.own, support, refused, self._denied)
         not_in_force = {owner.key: {**missing.get(owner.key, {}), **not_scheduled} for owner in cpu.owners}
         states = list(cpu.states(support, self._where, not_in_force=not_in_force, denied=denied))
         self._advisories += [told for told, state in states if state != "enforced"]
         self.enforced += [told for told, state in states if state == "enforced"]
         self._advisories += cpu.leased_by_others(support)
-
-    def _why(self, refused: Advisory) -> str:
-        """The reason why the kernel refused a policy: its own, which is a number, or a better one that is known."""
-        policy = self._cpu.own.policy
-        return refused.why if policy is None else self._denied().get(policy.policy, refused.why)
 
     def _denied(self) -> dict[str, str]:
         gives_realtime = self._resources.cgroups.gives_realtime
