@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import resource
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -85,3 +86,17 @@ def open_together(together: Any, paths: list[str]) -> None:
     for path in paths:
         together.wait(PATIENCE_S)
         store.open(path).close()
+
+
+@contextlib.contextmanager
+def thousands_of_open_files() -> Iterator[None]:
+    """Have so many open files during the block that new descriptors are above 1,023, which select() refuses."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 4_096), limits[1]))
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    try:
+        yield
+    finally:
+        for descriptor in others:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

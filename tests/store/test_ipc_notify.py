@@ -12,6 +12,7 @@ import pytest
 
 from rota.store import ipc_notify
 from rota.store.ipc_notify import CommitListener, CommitNotifier, SharedWords
+from tests.store.files import thousands_of_open_files
 from tests.store.world import acquire
 
 
@@ -165,20 +166,13 @@ def test_a_listener_without_a_socket_polls(shared: SharedFile) -> None:
 
 @pytest.mark.usefixtures("no_poll")
 def test_a_listener_works_in_a_process_with_thousands_of_open_files(shared: SharedFile) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 4_096), limits[1]))
-    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
-    try:
+    with thousands_of_open_files():
         checks, sender = threading.Semaphore(0), shared.notifier()
         listener = CommitListener(shared.notifier(), checks.release)
         shared.until_listening()
         sender.notify()
         acquire(checks)
         listener.stop()
-    finally:
-        for descriptor in others:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_check_that_raises_is_logged_once_and_the_next_one_runs(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -25,15 +26,18 @@ from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec
 from rota.service import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
-from rota.store import Transaction, postgres_connection
+from rota.store import Transaction, postgres_connection, postgres_listener
 from rota.store.migrations import LATEST
 from rota.store.postgres import PostgresStore
+from rota.store.postgres_engine import channel
+from rota.store.postgres_listener import NewsListener
 from rota.store.postgres_pipeline import UNREAD_MAX
 from rota.store.statements.file import META_GET, META_SET
 from rota.store.statements.journal import EVENT_APPEND
 from tests.postgres_server import PostgresServer, own_schema, shared_dsn
 from tests.short_folders import short_folder
 from tests.store import postgres_children as children
+from tests.store.files import thousands_of_open_files
 from tests.store.postgres_rows import BEFORE_120
 from tests.store.world import PATIENCE_S, Caller
 from tests.stores import database_url, store_kind
@@ -128,9 +132,13 @@ def until_waiting(backend_pid: int) -> None:
 
 def end_sessions(opened: PostgresStore) -> None:
     """Have the server end every session of this store, as an administrator or a restart does."""
+    for pipeline in (opened._engine.pipeline, *opened._readers):
+        end_session(pipeline.backend_pid)
+
+
+def end_session(backend_pid: int) -> None:
     with psycopg.connect(shared_dsn(), autocommit=True) as connection:
-        for pipeline in (opened._engine.pipeline, *opened._readers):
-            connection.execute("SELECT pg_terminate_backend(%s, 10000)", (pipeline.backend_pid,))
+        connection.execute("SELECT pg_terminate_backend(%s, 10000)", (backend_pid,))
 
 
 def trips_of(opened: PostgresStore, call: Callable[[], object]) -> int:
@@ -631,6 +639,52 @@ def test_a_listener_hears_of_commits_of_others_and_a_lost_notification_is_found(
         monkeypatch.setattr(other._engine, "_channel", "nobody_listens_here")
         other.write(put("word", "2"))
         assert heard.acquire(timeout=PATIENCE_S)
+
+
+def test_a_listener_whose_connection_ends_listens_again_in_a_process_with_thousands_of_open_files(
+    url: str, opened: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening: list[psycopg.Connection[Any]] = []
+
+    def connect(*args: Any, **options: Any) -> psycopg.Connection[Any]:
+        listening.append(postgres_connection.connect(*args, **options))
+        return listening[-1]
+
+    monkeypatch.setattr(postgres_listener, "connect", connect)
+    heard = threading.Semaphore(0)
+    with thousands_of_open_files(), contextlib.closing(open_postgres(url)) as other:
+        stop = opened.on_change(heard.release, foreign_only=True)
+        end_session(listening[0].info.backend_pid)
+        for _ in range(int(PATIENCE_S * 100)):
+            if len(listening) > 1:
+                break
+            threading.Event().wait(0.01)
+        while heard.acquire(blocking=False):
+            pass
+        other.write(put("word", "1"))
+        assert heard.acquire(timeout=PATIENCE_S)
+        stop()
+        opened.close()
+
+
+def test_a_listener_reports_a_notification_that_comes_with_the_answer_to_its_own_question(
+    opened: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = NewsListener._ask
+    heard: queue.Queue[int | None] = queue.Queue()
+
+    def ask_while_a_program_commits(self: NewsListener, connection: psycopg.Connection[Any]) -> None:
+        ask(self, connection)
+        with psycopg.connect(shared_dsn(), autocommit=True) as program:
+            program.execute("SELECT pg_notify(%s, 'inbox')", (channel(opened.address.schema),))
+        connection.execute("SELECT 1")
+
+    monkeypatch.setattr(NewsListener, "_ask", ask_while_a_program_commits)
+    monkeypatch.setattr(postgres_listener, "POLL_S", 2 * PATIENCE_S)
+    listener = NewsListener(opened.address, heard.put)
+    while heard.get(timeout=PATIENCE_S) is not None:
+        pass
+    listener.stop()
 
 
 def test_a_forked_child_has_connections_of_its_own(opened: PostgresStore) -> None:

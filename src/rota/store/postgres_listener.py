@@ -83,7 +83,7 @@ class NewsListener:
                 if isinstance(error, StoreReplaced):  # there is nothing more to hear of
                     self._listening.set()
                     self._on_gone(error)
-                    select.select([self._stop_in], [], [])
+                    self._is_stopped(None)
                     break
                 self._faults.failed("commits of other processes are not heard of", error)
             self._listening.set()
@@ -107,6 +107,11 @@ class NewsListener:
         self._faults.worked()
         self._listening.set()
         while True:
+            if INBOX in heard:  # also what came with the answer to a question
+                self._tell(None)
+            if numbers := [int(text) for text in heard if text.isdecimal()]:
+                self._report(max(numbers))
+            heard.clear()
             ready = [descriptor for descriptor, _ in poll.poll(POLL_S * 1_000)]
             if self._stop_in in ready:
                 return
@@ -114,11 +119,6 @@ class NewsListener:
                 connection.pgconn.consume_input()
                 while notice := connection.pgconn.notifies():
                     heard.add(notice.extra.decode())
-                if INBOX in heard:
-                    self._tell(None)
-                if numbers := [int(text) for text in heard if text.isdecimal()]:
-                    self._report(max(numbers))
-                heard.clear()
             else:
                 self._ask(connection)
 
@@ -148,5 +148,8 @@ class NewsListener:
         else:
             self._faults.worked("check")
 
-    def _is_stopped(self, wait_s: float) -> bool:
-        return bool(select.select([self._stop_in], [], [], wait_s)[0])
+    def _is_stopped(self, wait_s: float | None) -> bool:
+        """Wait for `stop`, without end if `wait_s` is None; return whether it was called."""
+        poll = select.poll()  # select() refuses descriptors above 1,023
+        poll.register(self._stop_in, select.POLLIN)
+        return bool(poll.poll(None if wait_s is None else wait_s * 1_000))
