@@ -74,6 +74,14 @@ def test_an_id_is_per_schema(url: str) -> None:
         other.write(lambda tx: tx.foreign_version)
 
 
+def test_an_id_is_taken_after_the_session_ended_while_it_was_not_in_use(url: str) -> None:
+    """As after a restart of the server, in a program that has the store open for long."""
+    with opened(url) as one, opened(url) as other:
+        end_session(one._engine.backend_pid)
+        with one.hold_worker_id("box"), pytest.raises(WorkerExists), other.hold_worker_id("box"):
+            pass
+
+
 def test_an_id_is_taken_again_after_the_session_was_lost(url: str) -> None:
     with opened(url) as one, opened(url) as other, one.hold_worker_id("box"):
         end_session(one._engine.backend_pid)

@@ -225,17 +225,21 @@ class PostgresEngine:
                 pipeline.close()
 
     def take_name(self, worker_id: str) -> None:
-        """Hold a worker's id over all hosts, or raise WorkerExists."""
+        """Hold a worker's id over all hosts, or raise WorkerExists.
+
+        A connection that broke while it was not in use is made again.
+        """
         if self._refusal is not None:
             text, hint = self._refusal
             raise StoreUnavailable(text, hint=hint)
-        pipeline = self._pipeline
-        if pipeline is None or pipeline.is_broken:
-            pipeline = self._connect()
+        is_new = self._pipeline is None or self._pipeline.is_broken
+        pipeline = self._connect() if is_new else self.pipeline
         try:
             self._names.take(pipeline.rows, worker_id)
         except psycopg.Error as problem:
-            raise unavailable(self.address, problem) from problem
+            if is_new or not pipeline.is_broken:
+                raise unavailable(self.address, problem) from problem
+            self.take_name(worker_id)
 
     def give_name(self, worker_id: str) -> None:
         """Release a worker's id."""
