@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,4 +53,18 @@ def test_no_worker_id_locks_nothing_and_a_folder_that_cannot_be_created_is_a_war
         assert not (tmp_path / "names").exists()
     (tmp_path / "file").touch()
     with hold_worker_id(str(tmp_path / "file" / "names"), "box"):
+        assert "worker id box is not locked" in caplog.text
+
+
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS without its lock service: no other supervisor is there that could be named."""
+
+    def refuse(_descriptor: int, operation: int) -> None:
+        if operation != fcntl.LOCK_UN:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with hold_worker_id(str(tmp_path), "box"):
         assert "worker id box is not locked" in caplog.text

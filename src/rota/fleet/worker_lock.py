@@ -29,6 +29,7 @@ __all__ = ["hold_worker_id"]
 
 NAME_BYTES_MAX = 255  # of a file's name
 _PID_BYTES = 32
+_NOT_LOCKED = "worker id %s is not locked, a second supervisor could use it: %s"
 _checks = Checks("Supervisor", InvalidInput)
 _log = logging.getLogger("rota.fleet")
 
@@ -55,7 +56,7 @@ def _open(folder: str, worker_id: str) -> int | None:
         os.close(make_private_folder(folder, follows_own_link=True, parents=True))
         return open_private(path)
     except (OSError, UnsafePath) as problem:
-        _log.warning("worker id %s is not locked, a second supervisor could use it: %s", worker_id, problem)
+        _log.warning(_NOT_LOCKED, worker_id, problem)
         return None
 
 
@@ -68,10 +69,13 @@ def _file_name(worker_id: str) -> str:
 def _lock(descriptor: int, worker_id: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         holder = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace").strip() or "unknown"
         raise WorkerExists(
             f"worker id {worker_id} is in use by the supervisor in process {holder}", worker_id=worker_id
         ) from None
+    except OSError as problem:  # the file system has no locks
+        _log.warning(_NOT_LOCKED, worker_id, problem)
+        return
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
