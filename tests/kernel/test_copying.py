@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rota.clock import ManualClock
 from rota.errors import InvalidInput, StoreCorrupt
 from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.copying import COPIED_AT_A_TIME, copy_store
-from rota.store import Row, Statement, Store
+from rota.store import Row, Statement, Store, postgres_connection
 from tests.kernel.populated_world import AFTER, PID, PopulatedWorld
 from tests.kernel.world import World
 from tests.stores import everything, open_kind
@@ -78,6 +79,24 @@ def test_what_is_written_to_the_source_meanwhile_is_not_in_the_copy(world: World
     copied = copy_store(world.store, target, progress=write_meanwhile)
     assert copied.entries == len(contents(target)["agent_schedule_queue"]) == 1
     assert len(contents(world.store)["agent_schedule_queue"]) > 1
+
+
+def test_a_copy_may_leave_a_server_waiting_for_longer_than_other_transactions_may(
+    store_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of millions of rows does, while the other store is read, written or checked."""
+    monkeypatch.setattr(postgres_connection, "IDLE_S_MAX", 0.2)
+
+    def wait_at_projects(table: str, _rows: int) -> None:
+        threading.Event().wait(0.4 if table == "projects" else 0.0)
+
+    with (
+        contextlib.closing(open_kind(store_kind, tmp_path / "source.db")) as source,
+        contextlib.closing(open_kind(OTHER[store_kind], tmp_path / "copy.db")) as target,
+    ):
+        Kernel(source).projects.create("docs")
+        copy_store(source, target, progress=wait_at_projects)
+        assert contents(target) == contents(source)
 
 
 def test_a_target_with_data_is_refused_and_stays(world: World, pid: int, target: Store) -> None:

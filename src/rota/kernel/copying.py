@@ -44,6 +44,14 @@ _COLUMNS = Statement(
             AND t.relname != 'agent_entries' -- its triggers fill it
         ORDER BY t.relname, a.attnum""",
 )
+_NO_TIME_LIMITS = Statement(
+    "copy_no_time_limits",
+    "Let this transaction last: a server ends one that does nothing for some seconds, as each does while the copy is "
+    "written to the other store and checked.",
+    "SELECT 1",
+    postgres="SELECT set_config(name, '0', true) "
+    "FROM unnest(ARRAY['idle_in_transaction_session_timeout', 'statement_timeout']) AS name",
+)
 _REFERENCES = Statement(
     "copy_references",
     "Which table refers to which.",
@@ -106,6 +114,8 @@ def copy_store(
 
 
 def _copy(old: Transaction, new: Transaction, now: float, progress: Callable[[str, int], None]) -> CopiedStore:
+    for tx in (old, new):
+        tx.run(_NO_TIME_LIMITS)
     tables, targets = _tables(old), _tables(new)
     _refuse_other_tables(tables, targets)
     _refuse_data(new, targets)
