@@ -13,6 +13,7 @@ from rota.clock import ManualClock
 from rota.errors import InvalidInput, StoreCorrupt
 from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.copying import COPIED_AT_A_TIME, copy_store
+from rota.kernel.daemon_addresses import daemon_address_of, write_daemon_address
 from rota.store import Row, Statement, Store, postgres_connection
 from tests.kernel.populated_world import AFTER, PID, PopulatedWorld
 from tests.kernel.world import World
@@ -59,6 +60,13 @@ def test_a_copy_has_every_row_and_goes_on_where_the_source_was(
     ids = [Kernel(each).queue.enqueue(ScheduleSpec(PID)) for each in (populated.store, target)]
     assert ids == [AFTER + 1] * 2
     assert Kernel(target).queue.complete(2, "completed", token=populated.token) is not None  # the claim lives there too
+
+
+def test_the_addresses_of_the_daemons_of_the_source_are_not_copied(world: World, target: Store) -> None:
+    """They serve the source: logs of the copy's own runs are not there."""
+    world.store.write(lambda tx: write_daemon_address(tx, "box", "https://box:7682"))
+    copy_store(world.store, target)
+    assert target.read(lambda tx: daemon_address_of(tx, "box")) is None
 
 
 def test_a_table_of_several_pages_is_copied_whole(world: World, pid: int, target: Store) -> None:

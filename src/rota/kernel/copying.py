@@ -8,8 +8,8 @@ in one transaction, which is checked before it is committed: as many rows in eac
 in the target, equal to the source. If any of this fails, the target stays empty.
 
 Both stores have the same tables and columns, except for one that a database fills by itself. A row is copied as it is,
-with its id. What belongs to the store and not to its contents is left out: the schema's version, the offset of the
-clocks, how a file was opened.
+with its id. Settings that belong to the store and not to its contents are left out: the schema's version, the offset of
+the clocks, how a file was opened, where its daemons listen.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from graphlib import TopologicalSorter
 import msgspec
 
 from rota.errors import InvalidInput, StoreCorrupt, StoreError
+from rota.kernel.daemon_addresses import KEY_PREFIX
 from rota.kernel.progress import NoRepeats
 from rota.kernel.replay import KernelState
 from rota.model.lifecycle import EntryState
 from rota.store import NORMAL_DURABILITY_KEY, Row, Statement, Store, Transaction
+from rota.store.postgres_schema import SEQUENCES
 
 __all__ = ["COPIED_AT_A_TIME", "CopiedStore", "copy_store"]
 
@@ -60,8 +62,6 @@ _REFERENCES = Statement(
         JOIN pg_class r ON r.oid = c.confrelid
         WHERE c.contype = 'f' AND c.connamespace = current_schema()::regnamespace""",
 )
-# ids of these tables are never given again, also when their rows are gone
-_COUNTED = {"finished_entries": "place", "limit_asks": "ask_id", "enqueue_inbox": "inbox_id"}
 _COUNTER = {
     table: Statement(
         "copy_counter",
@@ -70,7 +70,7 @@ _COUNTER = {
         postgres="SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence("
         f"current_schema() || '.{table}', '{column}')::regclass), 0)",
     )
-    for table, column in _COUNTED.items()
+    for table, column in SEQUENCES.items()
 }
 _SET_COUNTER = {
     table: Statement(
@@ -80,7 +80,7 @@ _SET_COUNTER = {
         postgres=f"SELECT setval(pg_get_serial_sequence(current_schema() || '.{table}', '{column}')::regclass, "
         "CAST(? AS bigint))",
     )
-    for table, column in _COUNTED.items()
+    for table, column in SEQUENCES.items()
 }
 _FORGET_COUNTER = Statement(
     "copy_forget_counter",
@@ -126,7 +126,7 @@ def _copy(old: Transaction, new: Transaction, now: float, progress: Callable[[st
             new.run_many(_insert(tables[name]), rows)
             copied[name] += len(rows)
             progress(name, copied[name])
-    for name in _COUNTED:
+    for name in SEQUENCES:
         _copy_counter(old, new, name)
     return _checked(old, new, now, copied)
 
@@ -182,9 +182,13 @@ def _pages(old: Transaction, table: _Table) -> Iterator[list[Row]]:
         found = [row[width:] for row in rows]
         if table.name == _META:
             place = table.columns.index("key")
-            found = [row for row in found if row[place] not in _OF_THE_STORE]
+            found = [row for row in found if not _is_of_the_store(row[place])]
         yield found
         rows = old.run(following, rows[-1][:width])
+
+
+def _is_of_the_store(key: str) -> bool:
+    return key in _OF_THE_STORE or key.startswith(KEY_PREFIX)
 
 
 def _insert(table: _Table) -> Statement:

@@ -1,7 +1,7 @@
 """Where the daemons of a store that many hosts share are reached from other hosts.
 
-A daemon that listens for other machines says so while it serves. What a daemon that was killed has left is wrong until
-the next one of its host: who reads an address has to be prepared for a daemon that is not there.
+A daemon that listens for other machines writes its address while it serves. The address of a daemon that was killed
+stays until the next one of its host starts, so a reader of an address must expect that no daemon answers there.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from __future__ import annotations
 from rota.kernel.settings import delete_setting, read_setting, write_setting
 from rota.store import Transaction
 
-__all__ = ["daemon_address_of", "forget_daemon_address", "write_daemon_address"]
+__all__ = ["KEY_PREFIX", "daemon_address_of", "forget_daemon_address", "write_daemon_address"]
+
+KEY_PREFIX = "daemon_address:"  # of the setting; the host's name follows
 
 
 def write_daemon_address(tx: Transaction, host: str, address: str) -> None:
-    """The daemon of a host serves at this address."""
+    """Record that the daemon of a host serves at this address."""
     write_setting(tx, _key(host), address)
 
 
 def forget_daemon_address(tx: Transaction, host: str, address: str) -> None:
-    """It does not any more, unless another one has taken its place."""
+    """Remove the address of a daemon that ends, unless another daemon of its host has replaced it."""
     if daemon_address_of(tx, host) == address:
         delete_setting(tx, _key(host))
 
 
 def daemon_address_of(tx: Transaction, host: str) -> str | None:
-    """Return where the daemon of a host is reached; None if none has said so."""
+    """Return where the daemon of a host is reached; None if none listens for other machines."""
     return read_setting(tx, _key(host))
 
 
 def _key(host: str) -> str:
-    return f"daemon_address:{host}"
+    return KEY_PREFIX + host

@@ -26,11 +26,8 @@ from rota.store.protocol import Statement
 
 __all__ = ["COLUMNS", "SEQUENCES", "STORAGE", "creation", "plan", "step"]
 
-SEQUENCES = {
-    "finished_entries": "place",
-    "limit_asks": "ask_id",
-    "enqueue_inbox": "inbox_id",
-}  # tables whose ids PostgreSQL gives
+# The tables whose ids the database gives, and the column. No id is given twice, also when its row is gone.
+SEQUENCES = {"finished_entries": "place", "limit_asks": "ask_id", "enqueue_inbox": "inbox_id"}
 
 _FUNCTIONS = r"""
     CREATE FUNCTION rota_json_valid(body text) RETURNS boolean IMMUTABLE STRICT LANGUAGE plpgsql AS $$
