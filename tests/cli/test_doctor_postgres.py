@@ -108,6 +108,22 @@ def test_the_command_shows_server_store_and_work(rota: Shell, url: str) -> None:
     assert any(words.startswith("a round trip takes") for words in found)
 
 
+def test_the_command_does_not_migrate_a_schema_that_processes_of_an_older_version_use(rota: Shell, url: str) -> None:
+    assert rota("agents", "create", "coder", "--store", url).code == 0
+    name = url.rpartition("=")[2]
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute(f"SET search_path = {name}".encode())
+        connection.execute("DROP TABLE share_notes; DROP FUNCTION rota_noted_runs")  # as version 120 is
+        connection.execute("UPDATE kernel_meta SET value = '120' WHERE key = 'schema_version'")
+        told = rota("doctor", "--store", url)
+        assert (told.code, "has an older schema (120; this rota has" in told.out) == (1, True)
+        assert "rota db migrate" in told.out
+        version = connection.execute("SELECT value FROM kernel_meta WHERE key = 'schema_version'").fetchone()
+        assert version == ("120",)
+    assert rota("db", "migrate", "--store", url).code == 0
+    assert "no damage found" in rota("doctor", "--store", url).out
+
+
 def test_a_server_that_does_not_answer_is_a_finding(rota: Shell) -> None:
     told = rota("doctor", "--store", "postgresql://nobody@127.0.0.1:1/none?schema=rota")
     assert told.code == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import apsw
 import pytest
 
 from rota import store
@@ -115,6 +117,15 @@ def test_a_file_that_others_may_write_is_bad(rota: Shell, path: Path, pid: int) 
     path.chmod(0o666)
     assert findings(rota)["bad"] == [f"other users may write to {path} (666)"]
     assert (rota("doctor").code, pid) == (1, 1)
+
+
+@pytest.mark.usefixtures("pid")
+def test_the_doctor_does_not_migrate_a_file_that_processes_of_an_older_version_use(rota: Shell, path: Path) -> None:
+    with contextlib.closing(apsw.Connection(str(path))) as connection:
+        connection.execute("DROP TABLE share_notes; UPDATE kernel_meta SET value = '120' WHERE key = 'schema_version'")
+        assert any("older schema (120; this rota has" in words for words in findings(rota)["bad"])
+        found = connection.execute("SELECT value FROM kernel_meta WHERE key = 'schema_version'").fetchall()
+        assert found == [("120",)]
 
 
 def test_damage_is_found_by_the_doctor_and_by_check(rota: Shell, path: Path, pid: int) -> None:

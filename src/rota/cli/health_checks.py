@@ -117,7 +117,7 @@ def _store(address: str) -> Iterator[Finding]:
     yield from _room(part, path)
     yield from _rights(part, path)
     try:
-        with open_file(address) as kernel:
+        with open_file(address, read_only=True) as kernel:  # a diagnosis migrates nothing
             yield from _inside(part, kernel)
     except RotaError as problem:
         yield Finding(part, "bad", problem.message, problem.hint)
@@ -133,7 +133,7 @@ def _database(part: str, address: str) -> Iterator[Finding]:
             words = f"the schema {health.schema} has no rota"
             yield Finding(part, "note", words, "Create it: rota agents create NAME.")
         else:
-            with open_file(address, read_only=health.is_standby) as kernel:
+            with open_file(address, read_only=True) as kernel:  # processes of an older rota may use it
                 yield from _inside(part, kernel)
     except RotaError as problem:
         yield Finding(part, "bad", problem.message, problem.hint)

@@ -18,9 +18,20 @@ import re
 from rota.errors import SchemaMismatch
 from rota.store.protocol import Statement
 
-__all__ = ["FIRST_KERNEL", "LATEST", "POSTGRES_BASE", "POSTGRES_STEPS", "STEPS", "TABLES", "plan", "step"]
+__all__ = [
+    "FIRST_KERNEL",
+    "LATEST",
+    "MIGRATE_HINT",
+    "POSTGRES_BASE",
+    "POSTGRES_STEPS",
+    "STEPS",
+    "TABLES",
+    "plan",
+    "step",
+]
 
 FIRST_KERNEL = range(1, 6)  # the versions of the first kernel
+MIGRATE_HINT = "Stop the processes of the older version, then migrate it: `rota db migrate`."
 
 STEPS: dict[int, str] = {
     1: """

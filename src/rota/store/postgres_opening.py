@@ -12,7 +12,7 @@ from rota.clock import SystemClock
 from rota.errors import SchemaMismatch, StoreError, StoreMissing, StoreUnavailable
 from rota.store import postgres_schema
 from rota.store.engine import TransactionLost
-from rota.store.migrations import LATEST
+from rota.store.migrations import LATEST, MIGRATE_HINT
 from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import PostgresAddress, connect, one_line, statement_error, unavailable
 from rota.store.postgres_engine import turn_key
@@ -47,8 +47,9 @@ def _open(
         if version != str(LATEST):
             if read_only:
                 postgres_schema.plan(str(version))  # raises if it is newer, or another program's
-                text = f"{address.shown} has an older schema, and a read-only connection never changes it"
-                raise SchemaMismatch(text, hint="Open it once without read_only.")
+                found = f"{version}; this rota has {LATEST}"
+                text = f"{address.shown} has an older schema ({found}), and a read-only connection never migrates it"
+                raise SchemaMismatch(text, hint=MIGRATE_HINT)
             _create_or_migrate(connection, address)
         if clock is not None:
             _set(clock, connection)

@@ -97,8 +97,9 @@ def _check_version(connection: apsw.Connection, *, read_only: bool) -> None:
         if version is not None and int(version) in migrations.FIRST_KERNEL:
             first_kernel.check_columns(lambda table: _columns(connection, table))
     if read_only and steps:
-        text = "the file has an older schema, and a read-only connection never migrates it"
-        raise SchemaMismatch(text, hint="Migrate it: `rota db migrate`.")
+        found = f"{version or 'none'}; this rota has {migrations.LATEST}"
+        text = f"the file has an older schema ({found}), and a read-only connection never migrates it"
+        raise SchemaMismatch(text, hint=migrations.MIGRATE_HINT)
 
 
 def _schema_version(connection: apsw.Connection) -> str | None:
