@@ -66,6 +66,7 @@ def test_a_command_in_a_run_waits_for_a_store_that_is_away(
     answer = rota(*words)
     assert (answer.code, outage.left) == (0, 0)
     assert answer.err.count("rota: PostgreSQL at db cannot be reached: refused; waiting for it") == 1
+    assert answer.err.count("rota: connected again") == 1
 
 
 @pytest.mark.usefixtures("run")

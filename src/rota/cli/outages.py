@@ -1,47 +1,53 @@
-"""What a command says while its store is away, and how it waits for an entry meanwhile."""
+"""What a command prints while its store is away, and how it waits for an entry meanwhile."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
+    from rota.clock import Clock
     from rota.errors import StoreUnavailable
     from rota.model import ReadyEntry
     from rota.service import SchedulerApi
 
-__all__ = ["Outage", "wait_for_end"]
+__all__ = ["call_and_say_outage", "wait_for_end"]
+
+T = TypeVar("T")
 
 
-class Outage:
-    """Says once that the store is away, and once that it is there again."""
+def call_and_say_outage(
+    clock: Clock,
+    call: Callable[[], T],
+    gives_up: Callable[[], bool] = lambda: False,
+    *,
+    limit_s: float | None = None,
+    repeats: bool = False,
+    prefix: str = "",
+) -> T:
+    """Call as `call_through_outage` does; print once that the store is away, and once that it is there again."""
+    from rota.service import call_through_outage
 
-    def __init__(self) -> None:
-        self.has_begun = False
+    was_away = False
 
-    def begin(self, problem: StoreUnavailable) -> None:
-        """The store cannot be reached."""
-        self.has_begun = True
-        say(f"{problem.message}; waiting for it", err=True)
+    def say_away(problem: StoreUnavailable) -> None:
+        nonlocal was_away
+        was_away = True
+        say(f"{prefix}{problem.message}; waiting for it", err=True)
 
-    def end(self) -> None:
-        """It can."""
-        if self.has_begun:
-            say("connected again", err=True)
+    value = call_through_outage(clock, call, gives_up, limit_s=limit_s, repeats=repeats, say=say_away)
+    if was_away:
+        say(f"{prefix}connected again", err=True)
+    return value
 
 
 def wait_for_end(api: SchedulerApi, sched_id: int, wait_s: float) -> ReadyEntry:
     """Wait for an entry to end and return it, also if the store is away meanwhile; raises `WaitTimeout`."""
-    from rota.service import call_through_outage
-
     give_up_at = api.clock.monotonic() + wait_s
-    outage = Outage()
 
     def wait() -> ReadyEntry:
-        left_s = max(0.0, give_up_at - api.clock.monotonic()) if outage.has_begun else wait_s
-        return api.queue.wait(sched_id, left_s)
+        return api.queue.wait(sched_id, max(0.0, give_up_at - api.clock.monotonic()))
 
-    entry = call_through_outage(api.clock, wait, lambda: False, limit_s=wait_s, repeats=True, say=outage.begin)
-    outage.end()
-    return entry
+    return call_and_say_outage(api.clock, wait, limit_s=wait_s, repeats=True)

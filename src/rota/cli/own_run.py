@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import typer
 
 from rota.cli.options import STORE, AsJson
 from rota.cli.terminal_text import say
-
-if TYPE_CHECKING:
-    from rota.errors import StoreUnavailable
 
 __all__ = [
     "OwnStore",
@@ -71,9 +68,9 @@ def own_run(store: str | None) -> OwnRun:
 def call_in_run(store: str, call: Callable[[Any], T], *, repeats: bool = False) -> T:
     """Make a call at a run's store; wait while that cannot be reached. `repeats`: the call may be executed twice."""
     from rota.cli.connection import open_api
+    from rota.cli.outages import call_and_say_outage
     from rota.clock import SystemClock
     from rota.errors import StoreMissing
-    from rota.service import call_through_outage
 
     is_missing = False
 
@@ -86,11 +83,7 @@ def call_in_run(store: str, call: Callable[[Any], T], *, repeats: bool = False) 
             is_missing = True
             raise
 
-    return call_through_outage(SystemClock(), open_and_call, lambda: is_missing, repeats=repeats, say=_say_waiting)
-
-
-def _say_waiting(problem: StoreUnavailable) -> None:
-    say(f"rota: {problem.message}; waiting for it", err=True)
+    return call_and_say_outage(SystemClock(), open_and_call, lambda: is_missing, repeats=repeats, prefix="rota: ")
 
 
 def charge(

@@ -69,22 +69,13 @@ def _follow(
     """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""
     from functools import partial
 
-    from rota.cli.outages import Outage
-    from rota.service import call_through_outage
+    from rota.cli.outages import call_and_say_outage
 
     left_s = idle_s
     while left_s is None or left_s > 0:
         poll_s = POLL_S if left_s is None else min(left_s, POLL_S)
-        outage = Outage()
-        page = call_through_outage(
-            api.clock,
-            partial(api.journal.tail, reader.state.through_id, wait_s=poll_s),
-            lambda: False,
-            limit_s=float("inf"),
-            repeats=True,
-            say=outage.begin,
-        )
-        outage.end()
+        ask = partial(api.journal.tail, reader.state.through_id, wait_s=poll_s)
+        page = call_and_say_outage(api.clock, ask, limit_s=float("inf"), repeats=True)
         yield from reader.sentences(page)
         left_s = idle_s if page else None if left_s is None else left_s - poll_s
 
