@@ -224,8 +224,8 @@ def test_a_turn_that_ends_runs_and_claims_has_few_round_trips(
         assert trips_of(opened, lambda: turn(ours)) <= trips
 
 
-def test_what_was_foretold_is_not_used_after_a_write(url: str, opened: PostgresStore) -> None:
-    opened.foretell([(META_GET, ("word",))])
+def test_what_was_prefetched_is_not_used_after_a_write(url: str, opened: PostgresStore) -> None:
+    opened.prefetch([(META_GET, ("word",))])
     with contextlib.closing(open_postgres(url)) as other:
         for number in range(3):
             other.write(put("word", f"foreign {number}"))
@@ -266,9 +266,9 @@ def test_everyday_work_of_another_process_leaves_what_is_remembered(url: str, op
         assert opened.write(versions) == (foreign + 2, facts + 1)
 
 
-def test_what_was_foretold_is_read_in_one_more_trip_at_most(url: str, opened: PostgresStore) -> None:
+def test_what_was_prefetched_is_read_in_one_more_trip_at_most(url: str, opened: PostgresStore) -> None:
     """It is read with the first trip while others keep changing it, and with a second one if they begin to."""
-    opened.foretell([(META_GET, ("word",))])
+    opened.prefetch([(META_GET, ("word",))])
 
     def read(tx: Transaction) -> list[Any]:
         assert tx.facts_version  # what a cache asks first

@@ -540,7 +540,7 @@ def kernel_environment(store: Store, clock: Clock, rng: random.Random, compare: 
         in_child(remembered[1].forget)
         # what nearly every transaction reads when nothing remembered is valid any more
         settings = (OFFSET_KEY, POLICY_KEY, SHARE_BY_KEY, SHARE_WINDOW_KEY)
-        store.foretell([(META_GET, (key,)) for key in settings])
-        store.foretell([(sql.DUE_SUMMARY, ()), (sql.FIRST_PROJECTS, ())])
+        store.prefetch([(META_GET, (key,)) for key in settings])
+        store.prefetch([(sql.DUE_SUMMARY, ()), (sql.FIRST_PROJECTS, ())])
     cache, workers_seen, clock_offset = remembered
     return KernelEnvironment(store, clock, rng, cache, workers_seen, EntryWaiters(store, clock), clock_offset)

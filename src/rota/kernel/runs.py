@@ -134,7 +134,7 @@ class Runs:
 
     def _end(self, run_ends: Sequence[RunEnd]) -> list[CompletionAnswer]:
         def work(tx: Transaction) -> list[CompletionAnswer]:
-            if tx.foretells:
+            if tx.prefetches:
                 tx.read_together([read_of_runs(run_ends)])
             now = self._env.read_clock(tx, writes=False)
             answers = end_runs(tx, self._env, run_ends, now).answers

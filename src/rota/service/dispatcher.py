@@ -283,12 +283,12 @@ class Dispatcher:
 
     def run_turn(self, request: TurnRequest, policy: Policy | None, tx: Transaction) -> _Turn:
         """The scheduling transaction: end runs, claim the next entries, settle the agents."""
-        if tx.foretells:
-            self._foretell(tx, request)
+        if tx.prefetches:
+            self._prefetch(tx, request)
         policy = self._in_force(tx, policy, is_turn=request.moves_agents)
         kernel, now = self.kernel, self.kernel.env.read_clock(tx, writes=False)
         ahead: list[Row] | None = None
-        if tx.foretells and request.max_n:
+        if tx.prefetches and request.max_n:
             kernel.queue.maintenance.remember_due(tx, now)
             self._was_strict = policy.name == "strict"
             ahead = read_ready_ahead(tx, kernel.env, request, now) if self._was_strict else None
@@ -311,8 +311,8 @@ class Dispatcher:
             kernel.supervision.settle_agents(tx, pids, ended.final, now)
         return _Turn(ended.answers, entries, not entries and tx.effects.retry_at == LEFT_OVER)
 
-    def _foretell(self, tx: Transaction, request: TurnRequest) -> None:
-        """Say what a turn reads first. Which policy is in force it does not know yet: the last one, most likely."""
+    def _prefetch(self, tx: Transaction, request: TurnRequest) -> None:
+        """Name what a turn reads first, so that the first trip brings it. The policy is taken to be the last one."""
         reads = [read_of_runs(request.run_ends)] if request.run_ends else []
         if self._was_strict and request.max_n and not request.except_agents:
             reads.append(read_of_ready(request))

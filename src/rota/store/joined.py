@@ -159,9 +159,9 @@ class JoinedStore(Store):
         """Run work as `write` does and always roll back."""
         return self._store.dry_run(work)
 
-    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+    def prefetch(self, reads: Iterable[tuple[Statement, Row]]) -> None:
         """Name reads that most transactions make after another process has written."""
-        self._store.foretell(reads)
+        self._store.prefetch(reads)
 
     def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
         """Call this when the database may have lost commits."""

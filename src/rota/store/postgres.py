@@ -71,7 +71,7 @@ class PostgresStore(Writer):
         self._readers: list[Pipeline] = []
         self._reader_slots = threading.BoundedSemaphore(READERS_MAX)
         self._listener: NewsListener | None = None
-        self._foretold: list[tuple[Statement, Row]] = []
+        self._prefetches: list[tuple[Statement, Row]] = []
         self._on_failover: Callable[[Transaction, str, str], None] | None = None
         connection = open_schema(self.address, self._database_clock, read_only=read_only, create=create)
         if read_only:
@@ -91,7 +91,7 @@ class PostgresStore(Writer):
             clock=self._database_clock,
             connection=connection,
         )
-        engine.foretell(self._foretold)
+        engine.prefetch(self._prefetches)
         engine.on_failover = self._on_failover
         return engine
 
@@ -151,10 +151,10 @@ class PostgresStore(Writer):
                 return
         pipeline.close()
 
-    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+    def prefetch(self, reads: Iterable[tuple[Statement, Row]]) -> None:
         """Name reads that most transactions make after another process has written: they come with the first trip."""
-        self._foretold += reads
-        self._engine.foretell(self._foretold)
+        self._prefetches += reads
+        self._engine.prefetch(self._prefetches)
 
     def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
         """Call this, in a transaction of its own, when a new connection finds the database on another timeline."""

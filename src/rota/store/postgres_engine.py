@@ -6,7 +6,7 @@ on a file, and everything that the kernel concludes from that holds: ids in the 
 budgets, memory that is valid until another process has written.
 
     trip 1      BEGIN · take the lock · read who wrote last, the last ids, the schema's version and the time
-                · and what the kernel foretells that it reads after others have changed what it remembers
+                · and what the kernel prefetches: what it reads after others have changed what it remembers
     trips       statements with rows, each with the writes that were queued before it
     last trip   the other writes · notify · COMMIT · flush
 
@@ -139,11 +139,13 @@ class PostgresEngine:
         self.ids_known = False  # `_last_ids` are those of this transaction
         self.last_event: tuple[int, Sequence[Any]] | None = None  # the last one of this transaction, to look for it
         self.in_transaction = False
-        self.foretold: dict[tuple[Statement, Row], list[Row]] = {}  # read with the first trip of this transaction
-        self.also_foretold: list[tuple[Statement, Row]] = []  # by this transaction itself
+        self.prefetched: dict[tuple[Statement, Row], list[Row]] = {}  # read with the first trip of this transaction
+        self.also_prefetched: list[tuple[Statement, Row]] = []  # reads that the transaction itself named in time
         self.is_pending = False  # the turn is asked for, and the answer not read
-        self._foretold: dict[tuple[Statement, Row], str] = {}  # what is read so, and the text for it
-        self._settings: dict[str, None] = {}  # the settings that are read so
+        self._prefetches: dict[
+            tuple[Statement, Row], str
+        ] = {}  # the reads that `prefetch` has named, and the text of each
+        self._settings: dict[str, None] = {}  # the settings among them, which one statement reads
         self._clock = clock  # it is set by the time of the server, in every turn
         self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
         self._pipeline: Pipeline | None = None
@@ -158,7 +160,7 @@ class PostgresEngine:
         self._news: int | None = None  # the last number of `news` that this process knows of
         self._facts: int | None = None  # the last number of `facts`
         self._changes_facts = False  # this transaction takes one
-        self._reads_facts = True  # what was foretold is read with the first trip: others had changed some last time
+        self._reads_facts = True  # prefetch with the first trip: others had changed something last time
         self._foreign = False  # others have written, and `has_foreign_commit` has not reported it
         self._absent: StoreError | None = None  # the server could not be reached a moment ago
         self._absent_until = 0.0
@@ -251,7 +253,7 @@ class PostgresEngine:
     # --- transactions ----------------------------------------------------------------------------
 
     def begin(self, *, alone: bool = False) -> None:
-        """Take the turn; if `alone`, ask for it, and wait for it in the first statement, with what is foretold.
+        """Take the turn; if `alone`, ask for it, and wait for it in the first statement, with the prefetched reads.
 
         A connection that broke while it was not in use is made again.
         """
@@ -322,7 +324,7 @@ class PostgresEngine:
     def _ask_for_turn(self) -> None:
         pipeline = self.pipeline
         self.in_transaction = self.is_pending = True
-        self.foretold, self.also_foretold = {}, []
+        self.prefetched, self.also_prefetched = {}, []
         self._changed_before, self._changes_facts = self.changed, False
         pipeline.send(_BEGIN)
         pipeline.send(_LOCK, (self._key,))
@@ -331,10 +333,10 @@ class PostgresEngine:
             self._send_facts()
 
     def _send_facts(self) -> None:
-        """Ask for what was foretold. If no other process has changed any of it, the server does not read it."""
+        """Ask for the prefetched reads. If no other process has changed any of it, the server does not read."""
         known = -1 if self._facts is None else self._facts
         self.pipeline.send(_SETTINGS, (f"{{{','.join(self._settings)}}}", known))
-        for (_, parameters), text in self._foretold.items():
+        for (_, parameters), text in self._prefetches.items():
             self.pipeline.send(text, (*parameters, known))
 
     def _take_turn(self) -> None:
@@ -348,8 +350,8 @@ class PostgresEngine:
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
         self._last_ids = {"event": event_id, "entry": sched_id}
         self.ids_known = True
-        # the request's own reads come last: what was foretold was put into the buffer before them, if it was
-        also = found[len(found) - len(self.also_foretold) :]
+        # the request's own reads come last: the others were put into the buffer before them, if they were
+        also = found[len(found) - len(self.also_prefetched) :]
         if inbox or news != self._news:  # a program's own transaction takes no number
             self.foreign_version += 1
             self._news, self._foreign = news, True
@@ -360,39 +362,39 @@ class PostgresEngine:
                 self._send_facts()
                 found = pipeline.collect()
             self._facts = facts
-            settings, *foretold = found
-            self.foretold = dict(zip(self._foretold, foretold, strict=False))
+            settings, *prefetched = found
+            self.prefetched = dict(zip(self._prefetches, prefetched, strict=False))
             values: dict[str, Any] = dict(settings)
             for key in self._settings:
-                self.foretold[META_GET, (key,)] = [(values[key],)] if key in values else []
+                self.prefetched[META_GET, (key,)] = [(values[key],)] if key in values else []
         self._reads_facts = changed  # most likely as in this turn
-        for read, rows in zip(self.also_foretold, also, strict=True):
-            self.foretold[read] = rows
+        for read, rows in zip(self.also_prefetched, also, strict=True):
+            self.prefetched[read] = rows
         if self._clock is not None:
             while not self._clock.set_by(asked_at, time_s, clock_offset):
                 asked_at = SystemClock.monotonic()
                 ((time_s,),) = pipeline.rows(_TIME)
 
-    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+    def prefetch(self, reads: Iterable[tuple[Statement, Row]]) -> None:
         """Read these with the first trip of a transaction, if others have changed what is remembered, or enqueued."""
         for statement, parameters in reads:
             if statement is META_GET and str(parameters[0]).isidentifier():  # together, in one statement
                 self._settings[str(parameters[0])] = None
                 continue
-            text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE "  # noqa: S608  # a statement of rota
-            self._foretold[statement, parameters] = text + _SINCE % (len(parameters) + 1)  # else it is not run
+            text = f"SELECT * FROM ({postgres_text(statement)}) prefetched WHERE "  # noqa: S608  # a statement of rota
+            self._prefetches[statement, parameters] = text + _SINCE % (len(parameters) + 1)  # else it is not run
 
     def changing(self, text: str, count: int, *, moves_ids: bool, is_everyday: bool) -> None:
-        """Note that writes are sent: what was foretold may no longer be so."""
+        """Note that writes are sent, and drop the prefetched rows of the tables that they change."""
         self.changed += count
         if not is_everyday:
             self._changes_facts = True
         if moves_ids:
             self.ids_known = False
-        if self.foretold:
+        if self.prefetched:
             written = _tables_in(text)
-            self.foretold = {
-                read: rows for read, rows in self.foretold.items() if written.isdisjoint(_tables_in(read[0].sql))
+            self.prefetched = {
+                read: rows for read, rows in self.prefetched.items() if written.isdisjoint(_tables_in(read[0].sql))
             }
 
     def take_ids(self, statement: Statement, count: int) -> int:

@@ -1,8 +1,8 @@
 """An open transaction on PostgreSQL, as one request sees it.
 
 A statement that returns rows is sent, with everything queued before it, and awaited. One that returns none is only
-queued. What was foretold is already here and costs no trip. The turn, which belongs to all requests of a transaction,
-gives the ids and has to know of every write.
+queued. Rows that were prefetched are already here and cost no trip. The turn, which belongs to all requests of a
+transaction, gives the ids and has to know of every write.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Turn(Protocol):
     foreign_version: int
     facts_version: int
     is_pending: bool  # it is asked for, and the answer not read
-    foretold: dict[tuple[Statement, Row], list[Row]]  # read with the first trip, and nothing written since
-    also_foretold: list[tuple[Statement, Row]]  # by the transaction itself, while it is pending
+    prefetched: dict[tuple[Statement, Row], list[Row]]  # read with the first trip, and nothing written since
+    also_prefetched: list[tuple[Statement, Row]]  # reads that the transaction itself names while the turn is pending
     last_event: tuple[int, Sequence[Any]] | None
 
     def take_turn(self) -> None:
@@ -86,7 +86,7 @@ class PostgresTransaction:
     """An open transaction, as one request sees it."""
 
     __slots__ = ("_pipeline", "_turn", "effects", "has_read_journal")
-    foretells = True
+    prefetches = True
 
     def __init__(self, pipeline: Pipeline, effects: TransactionEffects, turn: Turn | None = None) -> None:
         self._pipeline = pipeline
@@ -125,7 +125,7 @@ class PostgresTransaction:
                 turn.take_turn()
             if writes:
                 turn.changing(text, 1, moves_ids=moves_ids, is_everyday=is_everyday)
-            elif turn.foretold and (rows := turn.foretold.get((statement, tuple(parameters)))) is not None:
+            elif turn.prefetched and (rows := turn.prefetched.get((statement, tuple(parameters)))) is not None:
                 return rows
         elif "agent_events" in text:
             self.has_read_journal = True
@@ -146,14 +146,14 @@ class PostgresTransaction:
         turn = self._turn
         if turn is None:
             return
-        missing = [read for read in reads if read not in turn.foretold]
+        missing = [read for read in reads if read not in turn.prefetched]
         try:
             for statement, parameters in missing:
                 self._pipeline.send((_prepared.get(statement) or _prepare(statement)).text, parameters)
             if turn.is_pending:
-                turn.also_foretold += missing
+                turn.also_prefetched += missing
             elif missing:
-                turn.foretold.update(zip(missing, self._pipeline.collect()[-len(missing) :], strict=True))
+                turn.prefetched.update(zip(missing, self._pipeline.collect()[-len(missing) :], strict=True))
         except psycopg.Error as problem:
             raise self._failed(problem) from problem
 

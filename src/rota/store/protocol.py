@@ -51,7 +51,7 @@ class Transaction(Protocol):
     """
 
     effects: TransactionEffects
-    foretells: bool  # whether it saves a round trip to say early what will be read (`read_together`)
+    prefetches: bool  # whether naming reads early saves a round trip (`read_together`)
 
     @property
     def foreign_version(self) -> int:
@@ -152,7 +152,7 @@ class Store(Protocol):
         """Wake the request parked on this handle; if none is parked, the next wait returns immediately."""
         ...
 
-    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+    def prefetch(self, reads: Iterable[tuple[Statement, Row]]) -> None:
         """Name reads that most transactions make after another process has written.
 
         A store across a network reads them in its first round trip; others ignore it.

@@ -148,7 +148,7 @@ class SqliteStore(Writer):
         with self._reader() as connection:
             return self._read_view(connection, work)
 
-    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+    def prefetch(self, reads: Iterable[tuple[Statement, Row]]) -> None:
         """Do nothing: a read costs no round trip here."""
 
     def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:

@@ -79,7 +79,7 @@ class SqliteTransaction(msgspec.Struct, eq=False):
     effects: TransactionEffects
     foreign_version: int = 0
     facts_version: int = 0
-    foretells: bool = False  # a read costs no round trip
+    prefetches: bool = False  # a read costs no round trip
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
