@@ -214,12 +214,12 @@ class PostgresStore(Writer):
     def hold_worker_id(self, worker_id: str) -> Iterator[None]:
         """Hold a worker's id over all hosts during the block; raises WorkerExists if another process has it."""
         with self.exclusive():
-            self._engine.take_name(worker_id)
+            self._engine.take_worker_id(worker_id)
         try:
             yield
         finally:
             with contextlib.suppress(StoreUnavailable), self.exclusive():  # a store that was closed has released it
-                self._engine.give_name(worker_id)
+                self._engine.release_worker_id(worker_id)
 
     # --- backup, check, close --------------------------------------------------------------------
 

@@ -57,12 +57,12 @@ from rota.store.postgres_connection import (
     unavailable,
 )
 from rota.store.postgres_locks import lock_number
-from rota.store.postgres_names import SessionNames
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_schema import COLUMNS
 from rota.store.postgres_text import postgres_text
 from rota.store.postgres_timeline import EVENT_ID_GAP, TIMELINE_KEY, read_timeline
 from rota.store.postgres_transaction import PostgresTransaction
+from rota.store.postgres_worker_ids import HeldWorkerIds
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.statements.file import META_GET, META_SET
 from rota.store.statements.journal import EVENT_APPEND
@@ -167,7 +167,7 @@ class PostgresEngine:
         self.on_failover: Callable[[Transaction, str, str], None] | None = None
         self._timeline: str | None = None  # of the server, None if it does not say
         self._fence_due = False  # the store remembers another one
-        self._names = SessionNames(address.schema)  # worker ids of this process
+        self._worker_ids = HeldWorkerIds(address.schema)
         self._lost_pid = 0  # the server's process for the connection before this one
         if not read_only:
             self._connect(connection)
@@ -184,7 +184,7 @@ class PostgresEngine:
             # commits are asynchronous, and flushed by a transaction of their own
             connection.execute("SET synchronous_commit = off")
             self._timeline, known = read_timeline(connection)
-            self._names.take_again(connection, self._lost_pid)
+            self._worker_ids.take_again(connection, self._lost_pid)
             pipeline = Pipeline(connection)
         except psycopg.Error as problem:
             connection.close()
@@ -226,7 +226,7 @@ class PostgresEngine:
             with contextlib.suppress(psycopg.Error):
                 pipeline.close()
 
-    def take_name(self, worker_id: str) -> None:
+    def take_worker_id(self, worker_id: str) -> None:
         """Hold a worker's id over all hosts, or raise WorkerExists.
 
         A connection that broke while it was not in use is made again.
@@ -237,18 +237,18 @@ class PostgresEngine:
         is_new = self._pipeline is None or self._pipeline.is_broken
         pipeline = self._connect() if is_new else self.pipeline
         try:
-            self._names.take(pipeline.rows, worker_id)
+            self._worker_ids.take(pipeline.rows, worker_id)
         except psycopg.Error as problem:
             if is_new or not pipeline.is_broken:
                 raise unavailable(self.address, problem) from problem
-            self.take_name(worker_id)
+            self.take_worker_id(worker_id)
 
-    def give_name(self, worker_id: str) -> None:
+    def release_worker_id(self, worker_id: str) -> None:
         """Release a worker's id."""
         pipeline = self._pipeline
         is_connected = pipeline is not None and not pipeline.is_broken
         with contextlib.suppress(psycopg.Error):  # the server has ended the session, and with it the lock
-            self._names.give(pipeline.rows if pipeline is not None and is_connected else None, worker_id)
+            self._worker_ids.release(pipeline.rows if pipeline is not None and is_connected else None, worker_id)
 
     # --- transactions ----------------------------------------------------------------------------
 

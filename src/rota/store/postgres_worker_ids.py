@@ -17,11 +17,11 @@ from rota.errors import WorkerExists
 from rota.store.postgres_locks import lock_number
 from rota.store.protocol import Row
 
-__all__ = ["SessionNames"]
+__all__ = ["HeldWorkerIds"]
 
 END_MS_MAX = 1_000  # how long a session that is lost already may take to end
 _TAKE = "SELECT pg_try_advisory_lock($1::bigint)"
-_GIVE = "SELECT pg_advisory_unlock($1::bigint)"
+_RELEASE = "SELECT pg_advisory_unlock($1::bigint)"
 _HOLDER = """SELECT l.pid, coalesce(host(a.client_addr), 'the server''s host') FROM pg_locks l
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -30,8 +30,8 @@ _log = logging.getLogger("rota.store")
 Ask = Callable[[str, Sequence[Any]], list[Row]]  # runs a statement in the session
 
 
-class SessionNames:
-    """The worker ids of one process. The caller keeps other threads out."""
+class HeldWorkerIds:
+    """The worker ids that one process holds. The caller keeps other threads out."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
@@ -47,11 +47,11 @@ class SessionNames:
             raise WorkerExists(text, worker_id=worker_id)
         self._held[worker_id] = key
 
-    def give(self, ask: Ask | None, worker_id: str) -> None:
+    def release(self, ask: Ask | None, worker_id: str) -> None:
         """Release an id; without a session the server has done it."""
         key = self._held.pop(worker_id, None)
         if key is not None and ask is not None:
-            ask(_GIVE, (key,))
+            ask(_RELEASE, (key,))
 
     def take_again(self, connection: psycopg.Connection[Any], lost_pid: int) -> None:
         """Take all ids in a new session. `lost_pid` is the server's process for the session before it."""
@@ -71,7 +71,7 @@ class SessionNames:
 
 
 def _key(schema: str, worker_id: str) -> int:
-    """Return the number of the lock. Rota's other locks have texts of two or three words, and no schema has a space."""
+    """Return the number of the lock; the texts of rota's other locks have two or three words, and this one has more."""
     return lock_number(f"rota worker {schema} {worker_id}")
 
 
