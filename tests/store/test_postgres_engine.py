@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -511,6 +512,25 @@ def test_a_session_that_ends_inside_a_transaction_costs_nothing(opened: Postgres
 
     opened.write(work)
     assert value_of(opened, "runs") == "2"
+
+
+class InterruptedAtSync(deque[str | None]):
+    """The results that a pipeline owes, with an interrupt just after it has asked for an end of them."""
+
+    def append(self, kind: str | None) -> None:
+        if kind is not None and not kind:
+            raise KeyboardInterrupt
+        super().append(kind)
+
+
+def test_a_connection_that_was_left_by_an_interrupt_is_not_used_again(opened: PostgresStore) -> None:
+    """Its next results would be taken for those of other statements."""
+    opened.write(put("word", "1"))
+    opened._engine.pipeline._owed = InterruptedAtSync(opened._engine.pipeline._owed)
+    with pytest.raises(KeyboardInterrupt):
+        opened.write(lambda tx: tx.run(META_GET, ("word",)))  # nothing was written: it is rolled back
+    for _ in range(3):
+        assert opened.write(lambda tx: tx.run(META_GET, ("word",))) == [("1",)]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -62,6 +62,8 @@ class Pipeline:
 
     def send(self, text: str, parameters: Sequence[Any] = ()) -> None:
         """Put a statement into the buffer."""
+        if self._entered:  # which results are still to come is not known
+            raise psycopg.OperationalError("a call on this connection was interrupted")
         values = [encode(value) for value in parameters]
         self._entered = True
         name = self._names.get(text)
