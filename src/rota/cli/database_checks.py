@@ -10,7 +10,7 @@ from rota.store import ServerHealth, ServerSession, server_health
 
 __all__ = ["examine_server"]
 
-ROUND_TRIP_S_MAX = 0.005  # a turn takes about three
+ROUND_TRIP_S_MAX = 0.005  # a turn takes two to ten of them, and all other writers wait meanwhile
 CLOCK_S_MAX = 1.0  # rota goes by the server's clock; people read their own
 TURN_S_MAX = 1.0  # a turn takes milliseconds
 TRANSACTION_S_MAX = 300.0  # an older one keeps vacuum from its work
@@ -58,7 +58,7 @@ def _durability(health: ServerHealth) -> Iterator[Finding]:
 
 def _times(health: ServerHealth) -> Iterator[Finding]:
     is_far = health.round_trip_s > ROUND_TRIP_S_MAX
-    fix = "Run workers near the server: each turn takes about three trips." if is_far else ""
+    fix = "Run workers near the server: each turn takes two trips or more." if is_far else ""
     yield Finding(PART, "note" if is_far else "good", f"a round trip takes {health.round_trip_s * 1e3:.2f} ms", fix)
     ahead_s = health.clock_ahead_s
     is_off = abs(ahead_s) > CLOCK_S_MAX
