@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.errors import SchedInvalidPayload, StoreCorrupt
+from rota.errors import SchedAdmissionDenied, SchedInvalidPayload, StoreCorrupt
 from rota.kernel import KernelState, ReadyEntry
 from rota.kernel.inbox import INBOX, TAKE_MAX, UNDONE_MAX
 from rota.model.agent_metadata import SETTINGS_KEY
@@ -226,6 +226,17 @@ def test_a_row_that_cannot_be_written_fails_a_bounded_number_of_claims(
         assert failed < UNDONE_MAX * 6
     assert claimed == 18
     assert [entry.outcome for entry in entries(world) if entry.outcome] == ["refused"]
+
+
+def test_claims_by_force_that_are_denied_leave_the_rows_to_the_next_claim(world: World) -> None:
+    """Their transactions are undone, and not because of a row."""
+    pid = world.agent("reader")
+    held = world.put(pid, delay_s=60)
+    add(world, "reader")
+    for _ in range(UNDONE_MAX + 1):
+        with pytest.raises(SchedAdmissionDenied):
+            world.queue.force_claim(held, worker_id="operator")
+    assert [entry.trigger for entry in world.take(10)] == [INBOX]
 
 
 def test_rows_are_removed_in_the_transaction_that_enqueues_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

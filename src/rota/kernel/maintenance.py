@@ -58,11 +58,14 @@ class Maintenance:
         self._env = env
         self.take_in: Callable[[Transaction, float], None] = lambda _tx, _now: None  # the inbox; set by the kernel
 
-    def run_due(self, tx: Transaction, now: float, *, now_from_clock: bool, sweeps: bool = True) -> DueSummary:
+    def run_due(
+        self, tx: Transaction, now: float, *, now_from_clock: bool, sweeps: bool = True, takes_in: bool = True
+    ) -> DueSummary:
         """Do what is due; returns the due summary afterwards.
 
         `now_from_clock` says whether `now` comes from `read_clock`: a caller may pass any time. Without `sweeps`
-        entries past their deadline stay as they are.
+        entries past their deadline stay as they are. Without `takes_in` the inbox stays as it is: for callers that may
+        refuse and undo the transaction, because a row that is undone again and again is taken for a bad one.
         """
         if now_from_clock:
             cached = self._env.cache.due_summary(tx)
@@ -72,7 +75,7 @@ class Maintenance:
         if due.is_due(now):
             if now_from_clock:
                 self._env.note_time(tx, now)
-            self._do_due(tx, due, now, sweeps)
+            self._do_due(tx, due, now, sweeps=sweeps, takes_in=takes_in)
             due = read_due_summary(tx)
         if now_from_clock:
             self._env.cache.set_due_summary(tx, due, now)
@@ -85,10 +88,10 @@ class Maintenance:
         if self._env.cache.due_summary(tx) is None:
             self._env.cache.set_due_summary(tx, read_due_summary(tx), now)
 
-    def _do_due(self, tx: Transaction, due: DueSummary, now: float, sweeps: bool) -> None:
+    def _do_due(self, tx: Transaction, due: DueSummary, now: float, *, sweeps: bool, takes_in: bool) -> None:
         env = self._env
         expired: list[int] = []
-        if due.inbox_pending:
+        if due.inbox_pending and takes_in:
             self.take_in(tx, now)
         if due.held_at is not None and due.held_at <= now:
             promote(tx, env, now)

@@ -88,7 +88,8 @@ class CoreGrants:
 
         def work(tx: Transaction) -> CoreGrant | Refused:
             now = env.read_clock(tx)
-            self._kernel.queue.maintenance.run_due(tx, now, now_from_clock=True)  # an expired claim has no cores
+            # an expired claim has no cores
+            self._kernel.queue.maintenance.run_due(tx, now, now_from_clock=True, takes_in=False)
             run = self._kernel.queue.live_run(tx, sched_id, token)
             has_ended = remove_ended(tx, now)
             agent = find_agent(tx, run.pid)
