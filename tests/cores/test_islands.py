@@ -13,6 +13,7 @@ from rota.cores.events import (
     Block,
     CallEntity,
     CoreOffline,
+    CoreOnline,
     CoreTick,
     IslandStateChanged,
     LateActivation,
@@ -360,6 +361,19 @@ def test_an_island_with_a_reservation_on_an_offline_core_stops() -> None:
     harness.send(CoreOffline(1))
     assert harness.engine.island(1).state == "stopped"
     assert harness.decided(IslandStateChanged)[0].reason == "a core it was promised time on is gone"
+
+
+def test_a_core_whose_island_was_running_when_it_went_offline_is_used_again() -> None:
+    """The island's entity gets another payer there, which requests a reschedule that no tick of the core answers."""
+    harness = a_stage()
+    handles = admitted(harness, plan(context(1, 2, 10, core=1), overrun="degrade"))
+    worker = harness.one(core_mask=0b10, awake=False)
+    harness.apply(harness.engine.bind(handles[1], worker))
+    harness.send(Wake(worker))
+    harness.send(CoreOffline(1))
+    harness.send(CoreOnline(1))
+    harness.until(10 * MS)
+    assert harness.running()[1] == worker
 
 
 # --- shutting down -------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class Removal:
         if self._placement.online == core.bit:
             raise Refused("the last core cannot go offline", hint="Bring another core online first.", core=core.core_id)
         out: list[Decision] = []
-        core.is_online = core.reschedule_pending = False  # a request of before is not answered
+        core.is_online = False
         self._placement.online &= ~core.bit
         self._placement.idle &= ~core.bit
         self._placement.set_open(self._placement.open & ~core.bit)
@@ -92,6 +92,7 @@ class Removal:
         if core.is_online:
             return ()
         core.is_online = True
+        core.reschedule_pending = False  # while it was offline, no tick could answer a request
         self._placement.online |= core.bit
         if core.lease_id is None:
             self._placement.set_open(self._placement.open | core.bit)
