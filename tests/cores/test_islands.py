@@ -176,6 +176,33 @@ def test_an_island_with_conflicting_leases_is_refused_as_a_whole() -> None:
     assert sorted(one for one in harness.running() if one) == workers
 
 
+@pytest.mark.parametrize(
+    ("pinned", "housekeeping", "reason"),
+    [(0b110, (), "entity 1 can only run there"), (0, (2,), "housekeeping cores 2 would not be left")],
+)
+def test_an_island_whose_leases_together_take_what_must_stay_is_refused_as_a_whole(
+    pinned: int, housekeeping: tuple[int, ...], reason: str
+) -> None:
+    """Cores 1 and 2 are all that an entity may use, or one lease keeps the core of the other for housekeeping."""
+    harness = a_stage(cores=4)
+    harness.engine.add_group("owner")
+    harness.one(core_mask=pinned)
+    leases = tuple(
+        CpuIsolationLease(
+            lease_id=core,
+            owner="owner",
+            cores=(core,),
+            accounting_target=core,
+            revocation_latency_max=5 * MS,
+            housekeeping=housekeeping if core == 1 else (),
+        )
+        for core in (1, 2)
+    )
+    assert missing(harness, plan(context(1, 1, 10, core=1), context(2, 1, 10, core=2), leases=leases)) == [reason]
+    with pytest.raises(ContextUnknown):
+        harness.engine.context(1)
+
+
 def test_an_island_grants_and_ends_its_leases() -> None:
     harness = a_stage(cores=2)
     harness.engine.add_group("owner")

@@ -138,6 +138,15 @@ def test_refused_when_a_core_named_as_housekeeping_would_not_be_left() -> None:
     grant(harness, lease(cores=(1,), housekeeping=(0, 2)))
 
 
+def test_refused_when_it_would_take_a_core_that_another_lease_keeps_for_housekeeping() -> None:
+    harness = leased_harness(cores=4)
+    kept = grant(harness, lease(cores=(1,), housekeeping=(2,)))
+    assert proofs(harness, lease(cores=(2,), lease_id=2)) == ["no_housekeeping_core"]
+    grant(harness, lease(cores=(3,), lease_id=3))
+    harness.send(ReleaseLease(kept))
+    grant(harness, lease(cores=(2,), lease_id=2))
+
+
 def test_refused_when_unrelated_work_can_run_nowhere_else() -> None:
     harness = leased_harness()
     pinned = harness.one(core_mask=0b100)

@@ -164,11 +164,9 @@ class Islands:
 
     def _failed_lease_checks(self, plan: IslandPlan) -> Iterator[str]:
         """The failed checks of an island's leases, each in addition to those before it."""
-        taken = 0
-        for lease in plan.leases:
-            for failed in self._leases.failed_checks(lease, taken=taken, admitted_with=plan.contexts):
+        for number, lease in enumerate(plan.leases):
+            for failed in self._leases.failed_checks(lease, before=plan.leases[:number], contexts=plan.contexts):
                 yield failed.reason
-            taken |= sum(1 << core for core in lease.cores)
 
     def _shortages(self, plan: IslandPlan) -> Iterator[Shortage]:
         yield from self.resource_shortages(plan)

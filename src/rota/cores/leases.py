@@ -3,7 +3,7 @@
 A lease grants placement and nothing else: no budget, no priority. While it is active, other entities are kept off its
 cores; the owner may also run elsewhere. A lease is granted only if five checks pass; a refusal names each failed one:
 
-    no_housekeeping_core       at least one core stays open, and so do the cores named as housekeeping
+    no_housekeeping_core       at least one core stays open, and so do those that this or another lease names
     unrelated_work_pinned      no other entity can run only there, and the driver has no pinned work there
     consumer_not_single        the ring of a poller has exactly one consumer, which belongs to the owner
     accounting_target_invalid  the paying context exists and may be used on these cores
@@ -17,7 +17,7 @@ offline and no housekeeping core would be left, the newest lease ends.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -59,7 +59,7 @@ class LeaseRecord:
     @property
     def mask(self) -> int:
         """The mask of its cores."""
-        return sum(1 << core for core in self.lease.cores)
+        return _mask(self.lease.cores)
 
     def view(self) -> CpuIsolationLease:
         """The current state of the lease, for readers outside the engine."""
@@ -127,18 +127,23 @@ class Leases:
         return record.handle
 
     def failed_checks(
-        self, lease: CpuIsolationLease, *, taken: int = 0, admitted_with: Sequence[SchedulingContext] = ()
+        self,
+        lease: CpuIsolationLease,
+        *,
+        before: Sequence[CpuIsolationLease] = (),
+        contexts: Sequence[SchedulingContext] = (),
     ) -> Iterator[FailedCheck]:
-        """The checks that fail for a lease, given cores already taken and contexts admitted together with it."""
+        """The checks that fail for a lease, given the leases `before` it and the contexts of the same island."""
         if lease.lease_id in self._by_id:
             raise ContextExists(f"lease {lease.lease_id} already exists", lease_id=lease.lease_id)
         for core_id in lease.cores:
             self._queues.core(core_id)  # raises for an unknown core
-        mask = sum(1 << core for core in lease.cores)
-        yield from self._housekeeping(lease, mask, self._placement.open & ~taken)
-        yield from self._pinned(lease, mask)
+        mask = _mask(lease.cores)
+        free = self._placement.open & ~_mask(core for one in before for core in one.cores)
+        yield from self._housekeeping(lease, mask, free, (*(record.lease for record in self), *before))
+        yield from self._pinned(lease, free & ~mask)
         yield from self._consumers(lease)
-        yield from self._target(lease, mask, admitted_with)
+        yield from self._target(lease, mask, contexts)
         if lease.revocation_latency_max < REVOCATION_BOUND_NS:
             allowed, takes = lease.revocation_latency_max, REVOCATION_BOUND_NS
             yield FailedCheck(
@@ -146,20 +151,20 @@ class Leases:
             )
 
     @staticmethod
-    def _housekeeping(lease: CpuIsolationLease, mask: int, free: int) -> Iterator[FailedCheck]:
+    def _housekeeping(
+        lease: CpuIsolationLease, mask: int, free: int, others: Sequence[CpuIsolationLease]
+    ) -> Iterator[FailedCheck]:
         remaining = free & ~mask
         if mask & ~free:
             yield FailedCheck("no_housekeeping_core", f"cores {_core_list(mask & ~free)} are not free")
         elif not remaining:
             yield FailedCheck("no_housekeeping_core", "no core would be left for other entities")
-        kept = sum(1 << core for core in lease.housekeeping)
-        if kept & ~remaining:
-            yield FailedCheck(
-                "no_housekeeping_core", f"housekeeping cores {_core_list(kept & ~remaining)} would not be left"
-            )
+        lost = _mask(lease.housekeeping) & ~remaining
+        lost |= _mask(core for one in others for core in one.housekeeping) & mask
+        if lost:
+            yield FailedCheck("no_housekeeping_core", f"housekeeping cores {_core_list(lost)} would not be left")
 
-    def _pinned(self, lease: CpuIsolationLease, mask: int) -> Iterator[FailedCheck]:
-        remaining = self._placement.open & ~mask
+    def _pinned(self, lease: CpuIsolationLease, remaining: int) -> Iterator[FailedCheck]:
         for entity in self._queues.entities.values():
             owned = entity.details.group is not None and entity.details.group.name == lease.owner
             if not owned and not entity.details.allowed & remaining:
@@ -181,10 +186,10 @@ class Leases:
             yield FailedCheck("consumer_not_single", f"entity {lease.consumers[0]} does not belong to {lease.owner}")
 
     def _target(
-        self, lease: CpuIsolationLease, mask: int, admitted_with: Sequence[SchedulingContext]
+        self, lease: CpuIsolationLease, mask: int, contexts: Sequence[SchedulingContext]
     ) -> Iterator[FailedCheck]:
         target = lease.accounting_target
-        masks = {one.context_id: one.core_mask for one in (*self._contexts, *admitted_with)}
+        masks = {one.context_id: one.core_mask for one in (*self._contexts, *contexts)}
         if target is None:
             yield FailedCheck("accounting_target_invalid", "it names no paying context")
         elif target not in masks:
@@ -265,10 +270,16 @@ class Leases:
             core = self._queues.core(core_id)
             core.lease_id = None
             if core.is_online:
-                out.extend(
-                    self._scheduler.request_reschedule(core)
-                )  # entities that could not run there before may be waiting
+                # entities that could not run there before may be waiting
+                out.extend(self._scheduler.request_reschedule(core))
         self._placement.return_displaced(now, out)
+
+
+def _mask(cores: Iterable[int]) -> int:
+    mask = 0
+    for core in cores:  # several leases may name one core
+        mask |= 1 << core
+    return mask
 
 
 def _core_list(mask: int) -> str:
