@@ -97,6 +97,18 @@ def test_a_caller_must_name_a_server() -> None:
     assert parse_scenario(GOOD + caller + 'server = "server"\n').thread[2].server == "server"
 
 
+def test_a_lease_is_revoked_only_when_it_is_granted_and_alone() -> None:
+    """The engine has no handle to it before, and that of an island's lease is the island's."""
+    lease = '[[lease]]\nname = "l"\nowner = "web"\ncores = [1]\ncontext = "cap"\nat_ms = 5\n'
+    revoked = '[[event]]\nat_ms = {}\ndo = "revoke_lease"\nname = "l"\n'
+    with pytest.raises(ScenarioInvalid, match=r"event\[0\].name is 'l', which is granted only at 5 ms"):
+        parse_scenario(GOOD + lease + revoked.format(4))
+    assert parse_scenario(GOOD + lease + revoked.format(5)).event[0].name == "l"
+    island = '[[island]]\nname = "i"\ncontexts = ["cap"]\nleases = ["l"]\n'
+    with pytest.raises(ScenarioInvalid, match=r"event\[0\].name is 'l', a lease of an island"):
+        parse_scenario(GOOD + lease + island + revoked.format(5))
+
+
 def test_an_empty_scenario_is_refused() -> None:
     with pytest.raises(ScenarioInvalid, match="thread count must be from 1"):
         parse_scenario("cores = 1\nduration_ms = 1\n")

@@ -310,6 +310,16 @@ def _event(place: str, event: EventSpec, scenario: Scenario) -> Iterator[tuple[s
         if event.name is None:
             yield f"{place}.name", f"is missing: {event.do} requires it"
         yield from _known(f"{place}.name", event.name, named)
+    if event.do == "revoke_lease":
+        yield from _revocable(f"{place}.name", event, scenario)
+
+
+def _revocable(place: str, event: EventSpec, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    if any(event.name in island.leases for island in scenario.island):
+        yield place, f"is {event.name!r}, a lease of an island: it ends with the island"
+    granted_ms = next((lease.at_ms for lease in scenario.lease if lease.name == event.name), 0)
+    if event.at_ms < granted_ms:
+        yield place, f"is {event.name!r}, which is granted only at {granted_ms:,} ms"
 
 
 def _outside(place: str, value: int, low: int, high: int) -> Iterator[tuple[str, str]]:
