@@ -15,7 +15,7 @@ import pytest
 
 from rota.cores import CoresEngine
 from rota.cores.accounts import LATENCY_CLASSES, LatencyClass
-from rota.cores.events import ExitEntity, Wake
+from rota.cores.events import ExitEntity, Reweigh, Wake
 from rota.sim.simulation import Simulation
 from rota.sim.threads import HogThread
 from tests.cores.fluid import Hog, ideal_rates
@@ -106,6 +106,21 @@ def test_who_has_shorter_slices_than_all_others_gets_its_share_too(cores: int, l
     """It is owed a long slice of the others whenever it moves. By its own slice, it had 44 % of a core for 67 %."""
     hogs = [Hog("short", 1, latency="sensitive"), *(Hog(f"h{n}", 1, latency=latency) for n in range(cores))]
     assert shares(cores, hogs, {}) == pytest.approx([100 * cores / (cores + 1)] * (cores + 1), abs=1.5)
+
+
+@pytest.mark.parametrize("cores", [2, 3, 8])
+def test_who_keeps_short_slices_when_the_others_get_long_ones_gets_its_share_too(cores: int) -> None:
+    """The policy service maps hints to classes after an entity was made: also then the longest slice counts."""
+    engine = CoresEngine(cores=cores)
+    simulation = Simulation(engine, observe=False)
+    entities = [engine.spawn(latency_class="sensitive") for _ in range(cores + 1)]
+    for entity in entities:
+        simulation.add(HogThread(f"h{entity}", entity, random.Random(0)))
+    for entity in entities[1:]:
+        simulation.step(Reweigh(entity, 1_000, "batch", 0))
+    simulation.run(2_000 * MS)
+    got = [engine.account(entity, simulation.now).runtime_ns / (20 * MS) for entity in entities]
+    assert got == pytest.approx([100 * cores / (cores + 1)] * (cores + 1), abs=1.5)
 
 
 def test_members_of_a_group_share_by_weight_whatever_their_classes() -> None:

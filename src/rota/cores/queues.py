@@ -47,7 +47,7 @@ class Queues:
         self._counters = counters
         self._index_table = IndexTable()  # of entities and group nodes, for the queues
         self._last_key = 0
-        self.longest_slice_ns = 0  # of any entity so far: so long another one may have to wait for its turn
+        self.longest_slice_ns = 0  # that any entity ever had: so long another one may have to wait for its turn
         self.common = CommonTime()  # of all cores: an empty queue starts there
         self.rule: Rule = rule
         self.entities: dict[int, Entity] = {}
@@ -364,6 +364,7 @@ class Queues:
 
     def reweigh(self, entity: Entity, weight: int, slice_ns: int, now: int) -> None:
         """Change the weight and slice of an entity; its lag stays the same."""
+        self.longest_slice_ns = max(self.longest_slice_ns, slice_ns)
         if entity.entry != NOT_QUEUED or entity.home.current is entity:
             entity.home.reweigh(entity, weight, slice_ns, now)
             return
