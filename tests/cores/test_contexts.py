@@ -231,6 +231,18 @@ def test_demote_continues_in_the_background_until_the_refill() -> None:
     assert harness.runtime(rival) >= 45 * MS
 
 
+def test_who_is_demoted_again_and_again_leaves_nothing_behind_in_the_background() -> None:
+    """Beside a hog the background is never picked from, so what the demoted ones left there would never surface."""
+    harness = EngineHarness()
+    for demoted in harness.spawn(2, awake=False):
+        harness.bind(harness.context(1, 10, overrun="demote"), demoted)
+        harness.send(Wake(demoted))
+    harness.one()
+    harness.until(1_000 * MS)
+    (core,) = harness.engine._queues.cores  # stale entries are seen nowhere else
+    assert core.background.entries <= 2 * len(core.background) + 1 <= 5
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_who_is_demoted_again_and_again_keeps_its_debt(cores: int) -> None:
     """Its lag in the background is another one: it used to come back without debt, and had 80 % for 50 %."""

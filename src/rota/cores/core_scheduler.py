@@ -10,8 +10,9 @@ per core.
 **Fast path.** Nearly every wake and block concerns an entity without a group in the normal band, on a busy core. These
 take a fast path with few checks; the slow path handles every other case.
 
-**Bounds.** Waking, blocking, ticking and exiting cost a bounded number of heap operations. Ending a waiting entity only
-marks its heap entry as stale; stale entries are removed when they surface.
+**Bounds.** Waking, blocking, ticking and exiting cost a bounded number of heap operations. Ending a waiting entity
+marks its heap entry as stale; stale entries are removed when they surface, or when they outnumber the live ones of a
+queue of up to `COMPACTED_MAX` entities.
 
 Many functions take a `donor`: the entity whose share is scheduled. That is the entity that runs, or during a call the
 first caller in the chain (see `records.EntityDetails`).
@@ -49,6 +50,7 @@ from rota.model.lifecycle import ENTITY, EntityState
 __all__ = ["RELEASES_MAX", "CoreScheduler"]
 
 RELEASES_MAX = 64  # entities that one refill releases in one step
+COMPACTED_MAX = 1_024  # entities in a queue that is rebuilt in one step without its stale entries
 
 _SLEEPING, _READY = EntityState.SLEEPING, EntityState.READY
 _RUNNING, _THROTTLED = EntityState.RUNNING, EntityState.THROTTLED
@@ -339,7 +341,7 @@ class CoreScheduler:
             donor.on_fast_path = False
             out.extend(self.request_reschedule(donor.core))
         elif state is _READY:
-            left = self._queues.remove(donor, now)
+            left = self._remove(donor, now)
             self._queues.choose_payer(donor)
             if self._queues.may_stay(donor, left):
                 self._queues.enter(donor, donor.core, now, left=left)
@@ -362,10 +364,17 @@ class CoreScheduler:
         if state is _RUNNING:
             return self.pause(donor, now)
         if state is _READY:
-            return self._queues.remove(donor, now)
+            return self._remove(donor, now)
         if state is _THROTTLED:
             self._contexts.release(donor)
         return None
+
+    def _remove(self, donor: Entity, now: int) -> RunQueue | None:
+        """Remove a waiting share from its queue; return the queue, as `Queues.remove` does."""
+        left = self._queues.remove(donor, now)
+        if left is not None and len(left) <= COMPACTED_MAX:
+            left.compact()  # where nothing is picked, as in the background of a busy core, no stale entry surfaces
+        return left
 
     def replenish(self, context: ContextRecord, now: int, out: list[Decision]) -> None:
         """A refill is due: release the entities that wait for it, a bounded number at a time."""

@@ -13,13 +13,13 @@ Three rules order the heaps. The same sums are kept under each, so a queue can c
 
     eevdf         the eligible ones by virtual deadline, the others wait by virtual time (the default)
     wfq           all by virtual deadline
-    round_robin   all by last start: the fallback that needs no weights
+    round_robin   all by last start: ignores weights, and is the baseline of the figures
 
 A heap entry is one integer: the time, then the key, then the index. Comparing two entries orders by time, then by key.
 The *index* finds the schedulable in the index table; it is reused when a schedulable is gone (a key never is). An entry
-is stale when it is not the current entry of its schedulable. Stale entries are dropped when they surface, and both
-heaps are rebuilt before stale entries outnumber live ones. The least virtual time is never above the average, so under
-eevdf at least one is always eligible.
+is stale when it is not the current entry of its schedulable. Stale entries are dropped when they surface, and `compact`
+rebuilds both heaps where they outnumber live ones. The least virtual time is never above the average, so under eevdf at
+least one is always eligible.
 
 One that is not eligible may be in the eligible heap all the same: if it surfaces there it goes to the waiting heap. One
 with the longest span (from virtual time to deadline) of its queue never surfaces there too early, because its deadline
