@@ -109,8 +109,8 @@ def _check_masks(core: CoreRecord, placement: Placement) -> None:
     )
     ordinary = core.is_open and not len(core.reserved) and not core.front
     _must(ordinary or not core.is_ordinary, "core {} has more than its fair queue and is ordinary", core.core_id)
-    waiting = any(isinstance(core.fair.current, GroupNode) and len(core.fair.current.inside) for _ in (0,))
-    waiting = waiting or len(core.fair) > 0
+    running = core.fair.current
+    waiting = len(core.fair) > 0 or (isinstance(running, GroupNode) and len(running.inside) > 0)
     _must(core.is_stealable or not waiting, "core {} has an entity to steal and is not marked stealable", core.core_id)
 
 

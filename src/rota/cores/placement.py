@@ -462,7 +462,9 @@ class Placement:
 
     @staticmethod
     def _has_waiting(core: CoreRecord) -> bool:
-        return len(core.fair) > 0 or len(core.background) > 0 or _members_wait(core.fair.current)
+        running = core.fair.current  # of a group, other members may wait behind it
+        members_wait = isinstance(running, GroupNode) and len(running.inside) > 0
+        return len(core.fair) > 0 or len(core.background) > 0 or members_wait
 
     def _most_overdue(self, queue: RunQueue, thief: CoreRecord) -> Entity | None:
         return next(iter(self._movable(queue, thief.bit, STEAL_LOOKS_MAX)), None)
@@ -480,8 +482,3 @@ class Placement:
                     found.append(entity)
                     break
         return found
-
-
-def _members_wait(running: object) -> bool:
-    """Whether the running entity belongs to a group of which other members wait on the same core."""
-    return isinstance(running, GroupNode) and len(running.inside) > 0

@@ -9,14 +9,14 @@ change between versions, and no decision reads it: a test overwrites all of them
     idles                 permanent     picks that found nothing to run
     preemptions           permanent     entities stopped while they could have continued
     steals                permanent     entities taken by an idle core
-    migrations            permanent     entities moved by force, or to balance loads
+    migrations            permanent     entities moved to balance cores, or off a core where they may not be
     reschedules           permanent     requests to another core to choose again
     depletions            permanent     contexts that ran out while their entity could have continued
     timeouts              permanent     timeout notices posted for such contexts
     misses                permanent     activations that ended after their deadline
     affinity_broken       permanent     entities placed outside their mask because no core in it was available
     stale_orders          permanent     updates of the policy service dropped because of their epoch
-    fallbacks             permanent     times the engine fell back to round robin
+    fallbacks             permanent     times the policy service was lost, and the engine's own rule applied
     looks                 diagnostic    heap entries inspected by picks, beyond the one that was taken
     reschedules_merged    diagnostic    requests to a core that already had one pending
     ticks                 diagnostic    tick events

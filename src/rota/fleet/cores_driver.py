@@ -91,23 +91,24 @@ class DriverReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Running:
     """A command that runs."""
 
-    def __init__(self, name: str, cpu: CpuSettings, session: Session, group: ControlGroup | None) -> None:
+    def __init__(
+        self, name: str, cpu: CpuSettings, grant: CoreGrant, session: Session, group: ControlGroup | None
+    ) -> None:
         self.name = name
         self.cpu = cpu
+        self.grant = grant
         self.session = session
         self.group = group
-        self.grant: CoreGrant | None = None
-        self.advisories: list[str] = []
+        self.advisories = [*map(str, session.advisories), *map(str, group.advisories if group else ())]
         self.missing: dict[str, str] = {}  # settings that the kernel did not take, with the reason
 
     def cpu_ns(self) -> int:
         """CPU time so far."""
-        in_group = None
         if self.group is not None:
             with suppress(OSError):
                 in_group = self.group.usage().cpu_ns
-        if in_group is not None:
-            return in_group
+                if in_group is not None:
+                    return in_group
         ended = self.session.exit
         if ended is not None:
             return round((ended.cpu_user_s + ended.cpu_system_s) * 1e9)
@@ -188,9 +189,7 @@ class CpuDriver:
                 self._groups.leave(group)
             raise
         self._guard.add(session.pid)
-        running = _Running(name, cpu, session, group)
-        running.grant = grant
-        running.advisories = [*map(str, session.advisories), *map(str, group.advisories if group else ())]
+        running = _Running(name, cpu, grant, session, group)
         running.missing = dict(self._missing(running, on_all_cores=placed.cores == usable_cores()))
         self._running[name] = running
         self._hold(running)
@@ -208,7 +207,7 @@ class CpuDriver:
         """Ask for what the command needs of the cores; raises the refusal, with its numbers."""
         self._started += 1
         number, record = self._started, list[EventData]()
-        live = [one.grant for one in self._running.values() if one.grant is not None]
+        live = [one.grant for one in self._running.values()]
         asker = Asker(number, number, number, name, None, self._clock.now())
         return decide(self._host, live, CoreAsk(cpu=cpu), asker, record)
 
@@ -237,7 +236,7 @@ class CpuDriver:
             if self._quotas is None:
                 self._quotas = QuotaSignals(self._clock, cores=len(self.cores), guard=self._guard)
             self._quotas.hold(running.session, {running.name: quota})
-        if running.grant is not None and running.grant.leased:
+        if running.grant.leased:
             self._confinement.hold(running.session.pid, frozenset(running.grant.leased))
             self._confine()
         else:
@@ -245,7 +244,7 @@ class CpuDriver:
 
     def _confine(self) -> None:
         """Keep this process, the reaper and the other commands off the leased cores."""
-        leased = {core for one in self._running.values() if one.grant is not None for core in one.grant.leased}
+        leased = {core for one in self._running.values() for core in one.grant.leased}
         self._confinement.set_open(self._confinement.usable - leased)
 
     # --- running ---------------------------------------------------------------------------------
@@ -361,7 +360,6 @@ class CpuDriver:
                 if goes_on
                 else "the reaper was killed, and the command with it"
             ]
-        leased = () if running.grant is None else running.grant.leased
         return ProcessReport(
             name=running.name,
             cpu_ns=running.cpu_ns(),
@@ -369,7 +367,7 @@ class CpuDriver:
             exit_code=None if ended is None else ended.code,
             signal=None if ended is None else ended.signal,
             ended_by=by,
-            cores=core_list(frozenset(leased) or running.cpu.core_set or self.cores),
+            cores=core_list(frozenset(running.grant.leased) or running.cpu.core_set or self.cores),
             settings=tuple(
                 cpu_states(running.cpu, self.support, usable=self._confinement.usable, missing=running.missing)
             ),

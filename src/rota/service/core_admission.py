@@ -51,15 +51,7 @@ class Asker(NamedTuple):
     at: float
 
 
-def decide(
-    host: CoreHost,
-    live: Sequence[CoreGrant],
-    ask: CoreAsk,
-    asker: Asker,
-    record: list[EventData],
-    *,
-    profiles: ProfileTable | None = None,
-) -> CoreGrant:
+def decide(host: CoreHost, live: Sequence[CoreGrant], ask: CoreAsk, asker: Asker, record: list[EventData]) -> CoreGrant:
     """Return what a claim is granted beside the live grants of a host, or raise the refusal. Pure.
 
     What was admitted and which profile applied is added to `record`.
@@ -67,7 +59,7 @@ def decide(
     others = [each for each in live if each.sched_id != asker.sched_id]
     table = _HostTable(host, others, record)
     table.admit(ask, asker)
-    profile = ProfileLimit().clamp((profiles or ProfileTable()).find(HINTS_OF[ask.cpu.latency_class], asker.owner))
+    profile = ProfileLimit().clamp(ProfileTable().find(HINTS_OF[ask.cpu.latency_class], asker.owner))
     if ask.cpu.latency_class != "normal":
         hint = HINTS_OF[ask.cpu.latency_class]
         record.append(ProfileMapped(subject=asker.owner, hint=hint, granted=profile.granted(), epoch=1))

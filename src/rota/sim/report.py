@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from rota.cores import ThreadCpuAccount
 from rota.sim.simulation import Simulation
 from rota.sim.threads import SimThread
 
@@ -81,30 +82,22 @@ def make_report(simulation: Simulation) -> SimReport:
 
 def _threads(simulation: Simulation) -> Iterator[ThreadReport]:
     for thread in simulation.threads.values():
-        account = simulation.engine.account(thread.entity, simulation.now)
-        yield _thread(
-            simulation,
-            thread,
-            account.runtime_ns,
-            (account.context_switches, account.preemptions, account.migrations),
-        )
+        yield _thread(simulation, thread, simulation.engine.account(thread.entity, simulation.now))
     for thread, account in simulation.ended:
-        counts = account.context_switches, account.preemptions, account.migrations
-        yield _thread(simulation, thread, account.runtime_ns, counts)
+        yield _thread(simulation, thread, account)
 
 
-def _thread(simulation: Simulation, thread: SimThread, runtime_ns: int, counts: tuple[int, int, int]) -> ThreadReport:
+def _thread(simulation: Simulation, thread: SimThread, account: ThreadCpuAccount) -> ThreadReport:
     low, high = simulation.lag_extremes.get(thread.name, (0, 0))
-    switches, preemptions, migrations = counts
     return ThreadReport(
         name=thread.name,
-        runtime_ns=runtime_ns,
-        share_ppm=runtime_ns * 1_000_000 // max(1, simulation.now),
+        runtime_ns=account.runtime_ns,
+        share_ppm=account.runtime_ns * 1_000_000 // max(1, simulation.now),
         lag_min_ns=low,
         lag_max_ns=high,
         latency=TimeSpread.of(thread.latencies),
         response=TimeSpread.of(thread.responses),
-        switches=switches,
-        preemptions=preemptions,
-        migrations=migrations,
+        switches=account.context_switches,
+        preemptions=account.preemptions,
+        migrations=account.migrations,
     )
