@@ -85,7 +85,7 @@ def test_a_run_asks_only_for_what_it_is_held_to(
 ) -> None:
     own = CpuSettings(cores="0", lease=1, class_="batch")
     cpu = RunCpu(owners=(), usable=frozenset({0, 1}), own=own)
-    found = cpu.asked(where_of(settings), holds_processes=holds_processes)
+    found = cpu.asked(where_of(settings.executes, settings.isolation), holds_processes=holds_processes)
     assert (None if found is None else msgspec.to_builtins(found)) == asked
 
 

@@ -177,13 +177,13 @@ def _in_force(projects: CpuSettings, agents: CpuSettings) -> CpuSettings:
     return msgspec.structs.replace(projects, **{field: None for field in fields if getattr(agents, field) is not None})
 
 
-def where_of(settings: AgentSettings) -> Where:
-    """Return where the runs of an agent are executed; runners of other packages start programs."""
-    if settings.executes in _ON_THREADS:
+def where_of(runner: str, isolation: str | None) -> Where:
+    """Return where a runner executes the runs of an agent; runners of other packages start programs."""
+    if runner in _ON_THREADS:
         return "thread"
-    if settings.executes != "callable":
+    if runner != "callable":
         return "program"
-    return "process" if settings.isolation == "process" else "thread"
+    return "process" if isolation == "process" else "thread"
 
 
 def project_owner(project: Project) -> CpuOwner:

@@ -84,8 +84,8 @@ class SupervisedCores:
 
     def _asked(self, run: LiveRun, cpu: RunCpu) -> CpuSettings | None:
         """Return what the run asks for: a core that it would not be held to would only be idle."""
-        where = where_of(run.assignment.settings)
-        groups = self._resources
+        settings, groups = run.assignment.settings, self._resources
+        where = where_of(settings.executes, settings.isolation)
         holds = where == "process" and groups.cpu_groups.works and groups.cgroups.support["cores"].works
         return cpu.asked(where, holds_processes=holds)
 

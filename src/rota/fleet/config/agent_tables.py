@@ -327,6 +327,14 @@ class AgentTable(_Table, frozen=True, kw_only=True):
         return round(self.weight * WEIGHT_UNIT)
 
     @property
+    def selected_runner(self) -> str:
+        """The runner that is named, else that of the key that says what to run."""
+        return self.runner or self._key_runner()
+
+    def _key_runner(self) -> str:
+        return next(runner for key, runner in _RUN_KEYS.items() if getattr(self, key) is not None)
+
+    @property
     def argv(self) -> tuple[str, ...]:
         """The program and its arguments; empty for a function."""
         written = self.command if self.command is not None else self.ndjson
@@ -346,16 +354,15 @@ class AgentTable(_Table, frozen=True, kw_only=True):
 
     def settings(self, folder: str) -> AgentSettings:
         """Return the settings that are stored with the agent; relative paths start at `folder`."""
-        runner = next(runner for key, runner in _RUN_KEYS.items() if getattr(self, key) is not None)
         return AgentSettings(
-            runner=self.runner or runner,
+            runner=self.selected_runner,
             argv=self.argv,
             function=self.function,
             isolation=self.isolation or "thread",
             env=self.env,
             pass_env=self.pass_env,
             cwd=self._cwd(folder),
-            ray=self._ray(runner, folder) if self.runner == RAY else None,
+            ray=self._ray(self._key_runner(), folder) if self.runner == RAY else None,
             stdin=self.stdin,
             usage=self.usage,
             payload=self.payload,

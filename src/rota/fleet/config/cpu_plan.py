@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from rota.fleet.config.tables import AgentTable, Fleet
+from rota.fleet.config.tables import Fleet
+from rota.fleet.run_cpu import where_of
 from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import Cgroups
 from rota.host.cpu_groups import Where, cpu_states, denied_policies, why_never_leased
@@ -108,19 +109,13 @@ def _settings(fleet: Fleet) -> Iterator[_Setting]:
     for name, agent in fleet.agents.items():
         owner = None if agent.project is None else fleet.projects.get(agent.project)
         above = CpuSettings() if owner is None or owner.cpu is None else owner.cpu
-        if above != CpuSettings() and _where(agent) == "thread":
+        where = where_of(agent.selected_runner, agent.isolation)
+        if above != CpuSettings() and where == "thread":
             yield _Setting("agent", name, above, "thread", project=agent.project)
         if agent.cpu is not None:
-            yield _Setting(
-                "agent", name, agent.cpu, _where(agent), above.core_set, policy=agent.cpu.policy or above.policy
-            )
+            policy = agent.cpu.policy or above.policy
+            yield _Setting("agent", name, agent.cpu, where, above.core_set, policy=policy)
 
 
 def _reserves(cpu: CpuSettings) -> bool:
     return cpu.policy is not None and cpu.policy.policy == "deadline"
-
-
-def _where(agent: AgentTable) -> Where:
-    if agent.function is None or agent.runner is not None:
-        return "program"
-    return "process" if agent.isolation == "process" else "thread"
