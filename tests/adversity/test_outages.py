@@ -20,7 +20,7 @@ from rota.fleet.graph_workers import graph_supervisor
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.work import ReadyEntry
 from rota.rpc import connect
-from rota.rpc.client.remote_calls import EntryKeys, is_retry_safe
+from rota.rpc.client.remote_calls import CallKeys, is_retry_safe
 from rota.rpc.methods import METHODS
 from rota.service import outages
 from tests.adversity.poison_world import Background, until
@@ -106,7 +106,7 @@ def test_a_child_whose_response_was_lost_is_spawned_once(tmp_path: Path, monkeyp
 def test_a_client_repeats_a_spawn_that_has_a_key() -> None:
     spawn = METHODS["kernel.run.spawn"]
     bare = spawn.params(ScheduleSpec(1, parent_id=1), 7, {"tokens": 1})
-    keyed = EntryKeys().add_to_params(spawn, bare)
+    keyed = CallKeys().add_to_params(spawn, bare)
     assert not is_retry_safe(spawn, bare)
     assert is_retry_safe(spawn, keyed)
     assert (keyed.token, keyed.lent) == (7, {"tokens": 1})

@@ -11,6 +11,7 @@ from rota import store
 from rota.cli import connection
 from rota.errors import StoreUnavailable
 from rota.kernel import Kernel, ScheduleSpec
+from rota.kernel.runs import Runs
 from rota.rpc import connect
 from rota.service import outages
 from rota.store.socket_paths import RUN_FOLDER_PREFIX
@@ -70,15 +71,34 @@ def test_a_command_in_a_run_waits_for_a_store_that_is_away(
 
 
 @pytest.mark.usefixtures("run")
-def test_a_charge_that_may_have_been_executed_is_not_made_again_and_a_checkpoint_is(
-    rota: Shell, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [("emit", "review.done"), ("complete",)], ids=lambda words: words[0])
+def test_what_may_have_been_executed_is_not_made_again_if_twice_is_not_once(
+    rota: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     outage = Outage(1, may_be_executed=True)
     monkeypatch.setattr(connection, "_open", outage.open)
-    assert rota("charge", "tokens=5").code != 0
-    assert rota("charge", "tokens=5", "--json").json["lines"]["tokens"]["used"] == 5
+    assert rota(*words).code != 0
     outage.left = 1
     assert rota("checkpoint", "{}").code == 0
+
+
+@pytest.mark.usefixtures("run")
+def test_a_charge_whose_response_was_lost_is_made_again_and_counts_once(
+    rota: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charge = Runs.charge
+    lost: list[Any] = []
+
+    def lose(runs: Runs, *args: Any, **kwargs: Any) -> Any:
+        lines = charge(runs, *args, **kwargs)
+        if not lost:
+            lost.append(lines)
+            raise StoreUnavailable("the response was lost", may_be_executed=True)
+        return lines
+
+    monkeypatch.setattr(Runs, "charge", lose)
+    assert rota("charge", "tokens=5", "--json").json["lines"]["tokens"]["used"] == 5
+    assert rota("charge", "tokens=5", "--json").json["lines"]["tokens"]["used"] == 10
 
 
 @pytest.mark.usefixtures("run")

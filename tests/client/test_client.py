@@ -18,7 +18,7 @@ from rota.model.events import FleetReloaded
 from rota.rpc import AsyncClient, Client, connect, connect_async, is_remote
 from rota.rpc.client.client import IDLE_MAX
 from rota.rpc.client.connections import UnixConnection
-from rota.rpc.client.remote_calls import ConnectionLost, EntryKeys, is_retry_safe
+from rota.rpc.client.remote_calls import CallKeys, ConnectionLost, is_retry_safe
 from rota.rpc.error_codec import to_error_object
 from rota.rpc.jsonrpc import encode_error, encode_result
 from rota.rpc.methods import METHODS
@@ -189,6 +189,19 @@ def test_a_safe_call_is_retried_when_its_response_was_lost() -> None:
     assert len({request["id"] for request in script.sent}) == 1
 
 
+def test_the_charge_of_a_run_is_retried_with_the_same_key() -> None:
+    line = (
+        '{"lines":{"tokens":{"used":5,"granted":10,"hard_limit":10,'
+        '"over_limit":false,"first_breach":false,"warned":false}}}'
+    )
+    script = Scripted("lost", line, line)
+    client = client_of(script)
+    assert client.queue.charge(1, {"tokens": 5})["tokens"].used == 5
+    client.queue.charge(1, {"tokens": 5})
+    first, again, next_one = (request["params"]["key"] for request in script.sent)
+    assert first == again != next_one
+
+
 def test_an_unsafe_call_is_not_retried_when_its_response_was_lost() -> None:
     script = Scripted("lost")
     with pytest.raises(StoreUnavailable, match=r"kernel.sched.complete was lost .*may have been executed"):
@@ -261,9 +274,11 @@ def test_which_calls_are_safe_to_retry() -> None:
     assert is_retry_safe(claim, claim.params("worker"))
     assert is_retry_safe(turn, turn.params([], "worker"))
     assert not is_retry_safe(turn, turn.params([RunReport(sched_id=1, token=1)], "worker"))
-    charge = METHODS["kernel.ledger.charge"]
+    charge, charge_run = METHODS["kernel.ledger.charge"], METHODS["kernel.sched.charge"]
     assert not is_retry_safe(charge, charge.params(1, "tokens", 1))
-    assert len({EntryKeys().add(bare).key for _ in range(100)}) == 100
+    assert not is_retry_safe(charge_run, charge_run.params(1, {"tokens": 1}))
+    assert is_retry_safe(charge_run, charge_run.params(1, {"tokens": 1}, key="k"))
+    assert len({CallKeys().add(bare).key for _ in range(100)}) == 100
 
 
 def test_an_invalid_spec_is_rejected_by_the_client() -> None:

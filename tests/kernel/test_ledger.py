@@ -16,8 +16,10 @@ from rota.errors import (
     LedgerInvalidWarnAt,
     LedgerUnknownDim,
     RotaError,
+    StaleClaim,
     UnknownPid,
 )
+from rota.kernel.ledger import ChargeResult
 from rota.model.checks import INTEGER_MAX
 from rota.model.events import LedgerBreached, LedgerCharged, LedgerGranted, LedgerRefunded, LedgerWarned
 from tests.kernel.world import World
@@ -279,6 +281,49 @@ def test_a_run_is_charged_at_every_level_in_one_go(world: World) -> None:
     assert isinstance(fact, LedgerCharged)
     assert (fact.sched_id, fact.project_id, fact.amounts) == (sched_id, "lab", {"tokens": 40, "tool_calls": 3})
     assert fact.contexts == {str(context.context_id): 40}
+
+
+def test_a_charge_of_a_run_that_is_repeated_with_its_key_counts_once(world: World) -> None:
+    pid = world.agent()
+    world.ledger.create(pid, {"tokens": 100, "cpu_s": 9})
+    first, second = world.put(pid), world.put(pid)
+    tokens = {entry.sched_id: entry.token for entry in world.take(2)}
+    charge = world.queue.charge
+    charged = charge(first, {"tokens": 100, "other": 1}, token=tokens[first], key="1")
+    assert charged["tokens"].first_breach is False
+    cursor = world.journal.cursor()
+    for token in (tokens[first], None):
+        assert charge(first, {"tokens": 100, "other": 1}, token=token, key="1") == {
+            "tokens": ChargeResult(100, 100, 100, over_limit=False, first_breach=False, warned=False)
+        }
+    assert world.journal.cursor() == cursor
+    assert charge(first, {"tokens": 1}, token=tokens[first], key="2")["tokens"].first_breach
+    assert charge(second, {"tokens": 1}, token=tokens[second], key="1")["tokens"].used == 102
+    with pytest.raises(LedgerInvalidAmount, match="key"):
+        charge(first, {"tokens": 1}, key="")
+    for key in "13":
+        with pytest.raises(StaleClaim):
+            charge(first, {"tokens": 1}, token=1_000_000, key=key)
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "yield", "cancel", "expire"])
+def test_the_keys_of_charges_are_forgotten_when_the_run_ends(world: World, end: str) -> None:
+    pid = world.agent()
+    sched_id = world.put(pid, max_attempts=2)
+    token = world.take_one().token
+    assert token is not None
+    for key in "ab":
+        world.queue.charge(sched_id, {"tokens": 1}, token=token, key=key)
+    assert len(world.rows("SELECT * FROM charge_keys")) == 2
+    if end == "yield":
+        world.queue.put_back(sched_id, token=token)
+    elif end == "expire":
+        world.clock.advance(3_600)
+        world.queue.upkeep()
+    else:
+        kinds = {"complete": "completed", "fail": "crashed", "cancel": "cancelled"}
+        world.queue.complete(sched_id, kinds[end], token=token)
+    assert world.rows("SELECT * FROM charge_keys") == []
 
 
 def test_an_agents_charge_counts_for_its_project_and_all_projects(world: World) -> None:

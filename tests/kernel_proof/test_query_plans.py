@@ -101,6 +101,8 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "agent_pause": ("agent_processes by key",),
     "ledger_create": (),
     "ledger_get": ("agent_ledgers by key",),
+    "charge_key_add": (),
+    "charge_keys_remove": ("charge_keys by key",),
     "ledger_line": ("agent_ledgers by key",),
     "ledger_charge": ("agent_ledgers by key",),
     "ledger_grant": ("agent_ledgers by key",),

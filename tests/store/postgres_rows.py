@@ -114,7 +114,7 @@ BEFORE_120 = """
         ADD CHECK (hold IS NULL OR hold IN ('time', 'after', 'backoff', 'worker'));
     DROP DOMAIN entry_state, entry_hold;
     DROP FUNCTION rota_noted_runs;
-    DROP TABLE share_notes
+    DROP TABLE share_notes, charge_keys
 """  # makes the schema what it was before version 120
 
 

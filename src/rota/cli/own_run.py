@@ -99,6 +99,8 @@ def charge(
 
     Prints the agent's budget in each of these dimensions that has one.
     """
+    from secrets import token_hex
+
     from rota.cli import arguments
     from rota.cli.output import print_json, print_table
     from rota.model import amount_text, priced
@@ -106,8 +108,11 @@ def charge(
     run = own_run(store)
     prices = {} if model is None else call_in_run(run.store, lambda api: api.usage.prices(), repeats=True)
     found = priced(arguments.amounts(amounts, "amounts"), model, prices)
+    key = f"~{token_hex(8)}"  # so that it counts once, however often it is made
     lines = call_in_run(
-        run.store, lambda api: api.queue.charge(run.sched_id, found.amounts, token=run.token, model=model)
+        run.store,
+        lambda api: api.queue.charge(run.sched_id, found.amounts, token=run.token, model=model, key=key),
+        repeats=True,
     )
     if found.advisory is not None:
         say(f"rota: {found.advisory}", err=True)

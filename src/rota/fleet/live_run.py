@@ -25,6 +25,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -38,14 +39,12 @@ from rota.fleet.run_logs import BoundedLog
 from rota.fleet.runners.contract import Assignment, RunOutcome, StopHandle
 from rota.fleet.stop_escalation import StopEscalation
 from rota.host.watchdog import Watchdog
-from rota.kernel.journal import TAIL_MAX
 from rota.kernel.run_reports import INVALID_REPORT, RunReport
 from rota.model.checks import NOTE_CHARS_MAX, SECONDS_MAX
-from rota.model.events import LedgerCharged
 from rota.model.prices import ModelPrice, priced
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
-from rota.service.outages import call_through_outage, may_be_executed
+from rota.service.outages import call_through_outage
 from rota.store.author import acting_as
 
 __all__ = ["LiveRun", "SlotHold"]
@@ -86,7 +85,6 @@ class LiveRun:
         self._slot_hold = slot_hold
         self._lock = threading.Lock()  # guards _spent, _asks, _ceiling and _spawned
         self._spent: dict[str, int] = {}
-        self._settled: dict[str, int] = {}  # the part of it that settled what was acquired
         self._prices: Mapping[str, ModelPrice] | None = None  # of models, once they were needed
         self._advised: set[str] = set()
         self._asks = 0  # of limits, so far
@@ -276,11 +274,7 @@ class LiveRun:
         """
         amounts = self._priced(amounts, model)
         over_limit = self._charge(amounts, model, node)
-        with self._lock:
-            for dim, amount in amounts.items():
-                self._spent[dim] = self._spent.get(dim, 0) + amount
-            over_ceiling = any(self._spent.get(dim, 0) > limit for dim, limit in self._ceiling.items())
-        if over_ceiling or over_limit:
+        if self._note_spent(amounts) or over_limit:
             self.stop("over_budget")
         left = self.remaining(node)
         self._stop_over_graph_budget(left)
@@ -309,32 +303,9 @@ class LiveRun:
 
     def _charge(self, amounts: Mapping[str, int], model: str | None, node: str | None) -> bool:
         """Charge exactly once, also if a response is lost; returns whether a limit of the agent is exceeded."""
-        charge = partial(self._api.queue.charge, self.entry.sched_id, amounts, token=self.token, model=model, node=node)
-        while True:
-            try:
-                lines = self._call(charge)
-                return any(line.over_limit for line in lines.values())
-            except StoreUnavailable as problem:
-                if not may_be_executed(problem):
-                    raise
-            if self._call(lambda: self._is_charged(amounts)):
-                lines_left = self._call(lambda: remaining_budget(self._api, self.entry.pid, {}))
-                return any(left < 0 for left in lines_left.values())
-
-    def _is_charged(self, amounts: Mapping[str, int]) -> bool:
-        """Whether the journal has a charge of this run that it does not know of yet. The token is the claim's event."""
-        charged: dict[str, int] = {}
-        cursor = self.token
-        while events := self._api.journal.tail(cursor, TAIL_MAX, pid=self.entry.pid):
-            cursor = events[-1].event_id
-            for event in events:
-                is_own = event.payload.get("sched_id") == self.entry.sched_id and event.payload.get("ask") is None
-                if event.kind == LedgerCharged.kind and is_own:
-                    for dim, amount in event.payload.get("amounts", {}).items():
-                        charged[dim] = charged.get(dim, 0) + amount
-        with self._lock:
-            known = {dim: self._spent.get(dim, 0) - self._settled.get(dim, 0) for dim in amounts}
-        return all(charged.get(dim, 0) - known[dim] >= amount for dim, amount in amounts.items())
+        charge = partial(self._api.queue.charge, token=self.token, model=model, node=node, key=f"~{token_hex(8)}")
+        lines = self._call(lambda: charge(self.entry.sched_id, amounts), repeats=True)
+        return any(line.over_limit for line in lines.values())
 
     def remaining(self, node: str | None = None) -> dict[str, int]:
         """Return what is left of the run's ceiling, its agent's grants and its graph's budgets, per dimension."""
@@ -385,7 +356,7 @@ class LiveRun:
         """Say what was used of what was acquired; return what is left, like `charge`."""
         settle = self._api.supervision.settle
         settled = self._call(lambda: settle(self.entry.sched_id, self.token, key, used, node=node))
-        self._note_settled(settled.charged)
+        self._note_spent(settled.charged)
         left = self._call(lambda: remaining_budget(self._api, self.entry.pid, self._left_of_ceiling()))
         if any(amount < 0 for amount in left.values()):
             self.stop("over_budget")
@@ -394,11 +365,12 @@ class LiveRun:
             self._stop_over_graph_budget(left)
         return left
 
-    def _note_settled(self, amounts: Mapping[str, int]) -> None:
+    def _note_spent(self, amounts: Mapping[str, int]) -> bool:
+        """Add what was charged; return whether the run has spent more than its ceiling."""
         with self._lock:
-            for spent in (self._spent, self._settled):
-                for dim, amount in amounts.items():
-                    spent[dim] = spent.get(dim, 0) + amount
+            for dim, amount in amounts.items():
+                self._spent[dim] = self._spent.get(dim, 0) + amount
+            return any(self._spent.get(dim, 0) > limit for dim, limit in self._ceiling.items())
 
     def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
         """Enqueue a child with a part of this run's budget and at least its priority; return its sched_id."""

@@ -12,7 +12,7 @@ its place.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -368,9 +368,8 @@ def _write_completed(
 ) -> int:
     """Record the runs that ended for good, and process the entries that waited for them; returns the event's id."""
     entries, ended_ids, awaited = [], [], []
+    _end_spending(tx, ((run, run_end.exit_kind == "completed") for run, run_end in ended), now)
     for run, run_end in ended:
-        if run.spent_text is not None:
-            _end_asks(tx, run, now, is_used=run_end.exit_kind == "completed")
         entries.append(CompletedEntry(run.sched_id, run_end.exit_kind, run_end.outcome))
         ended_ids.append(run.sched_id)
         if run.awaited:
@@ -386,10 +385,16 @@ def _write_completed(
     return event_id
 
 
-def _end_asks(tx: Transaction, run: RunRow, now: float, *, is_used: bool) -> None:
-    """End what a run asked of limits. A run that charged nothing and asked for nothing has no `spent`."""
-    if run.spent_text is not None:
+def _end_spending(tx: Transaction, ended: Iterable[tuple[RunRow, bool]], now: float) -> None:
+    """End what runs asked of limits, used or not, and forget the keys of their charges.
+
+    A run that charged nothing and asked for nothing has no `spent`.
+    """
+    spenders = [(run, is_used) for run, is_used in ended if run.spent_text is not None]
+    for run, is_used in spenders:
         limit_asks.end_asks(tx, run.sched_id, run.token, run.project_id, now, is_used=is_used)
+    if spenders:
+        tx.run_many(budget_sql.CHARGE_KEYS_REMOVE, [(run.sched_id,) for run, _ in spenders])
 
 
 class _Requeued(NamedTuple):
@@ -485,8 +490,8 @@ def _write_requeued(
     now: float,
 ) -> int:
     """Write runs that go back into the queue; returns the id of their event."""
+    _end_spending(tx, ((each.run, verb == "yield") for each in requeued), now)
     for each in requeued:
-        _end_asks(tx, each.run, now, is_used=verb == "yield")
         if each.run.needs_text is not None:
             budget_loans.end_attempt(tx, each.run.sched_id, each.run.token)
     rows = [(r.hold, r.runnable_at, r.by_date, r.attempt, r.outcome, r.run.sched_id) for r in requeued]

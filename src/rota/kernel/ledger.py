@@ -11,7 +11,7 @@ claims may still use is computed from the claims.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -60,7 +60,16 @@ from rota.store import Row, Transaction
 from rota.store.statements import budgets as sql
 from rota.store.statements import claims as claim_sql
 
-__all__ = ["WARN_AT", "ChargePreview", "ChargeResult", "Ledger", "Payer", "inherit_ledger", "record_usage"]
+__all__ = [
+    "WARN_AT",
+    "ChargePreview",
+    "ChargeResult",
+    "Ledger",
+    "Payer",
+    "inherit_ledger",
+    "ledger_lines",
+    "record_usage",
+]
 
 WARN_AT = 0.8  # the default fraction of a grant at which a warning event is written
 _NOTHING: Mapping[str, int] = {}
@@ -136,6 +145,15 @@ def record_usage(
     for window in reached:
         record_window_alerts(tx, ReachedWindow(*window), now)
     return {dim: line for dim, (line, _) in charged.items()}
+
+
+def ledger_lines(tx: Transaction, pid: int, dims: Collection[str]) -> dict[str, ChargeResult]:
+    """Return an agent's lines in some dimensions, as a charge that crosses no mark would leave them."""
+    return {
+        line.dim: ChargeResult(line.used, line.granted, line.hard_limit, line.used > line.hard_limit, False, False)
+        for line in _lines(tx, pid)
+        if line.dim in dims
+    }
 
 
 def _charge_line(tx: Transaction, pid: int, dim: str, amount: int) -> tuple[ChargeResult, list[float]] | None:

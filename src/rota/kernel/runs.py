@@ -16,7 +16,7 @@ from rota.kernel.completion import (
     stale_claim_error,
 )
 from rota.kernel.environment import KernelEnvironment
-from rota.kernel.ledger import ChargeResult
+from rota.kernel.ledger import ChargeResult, ledger_lines
 from rota.kernel.maintenance import RECLAIM_MAX, Maintenance, reclaim_runs, sweep
 from rota.kernel.progress import NoRepeats
 from rota.kernel.run_reports import Completion, CompletionAnswer, RunEnd, check_completion, check_completions
@@ -25,6 +25,7 @@ from rota.kernel.workers import next_lost_at, remove_lost
 from rota.model.checks import Checks
 from rota.store import Row, Statement, Transaction
 from rota.store.author import acting_as
+from rota.store.statements import budgets as budget_sql
 from rota.store.statements import claims as sql
 
 __all__ = ["HeartbeatReply", "Runs"]
@@ -88,18 +89,24 @@ class Runs:
         token: int | None = None,
         model: str | None = None,
         node: str | None = None,
+        key: str | None = None,
     ) -> dict[str, ChargeResult]:
         """Record what a run used, at every level; returns the lines of its agent's own ledger.
 
-        The coordinator of a graph run names the `node` that has used it.
+        The coordinator of a graph run names the `node` that has used it. A second charge of a run with the same `key`
+        records nothing: so a charge whose response was lost can be repeated.
         """
         _amounts.amounts("amounts", amounts)
         _amounts.optional_name("model", model)
         _amounts.optional_text("node", node)
+        if key is not None:
+            _amounts.text("key", key)
 
         def work(tx: Transaction) -> dict[str, ChargeResult]:
             now = self._env.read_clock(tx)
             run = self.live_run(tx, sched_id, token)
+            if key is not None and not tx.run(budget_sql.CHARGE_KEY_ADD, (sched_id, key)):
+                return ledger_lines(tx, run.pid, amounts)
             if token is None:
                 return charge_run(tx, self._env, run, amounts, now, model=model, node=node)[1]
             with acting_as(f"run:{sched_id}"):  # the token proves it

@@ -581,6 +581,14 @@ STEPS: dict[int, str] = {
             runs TEXT NOT NULL
         );
     """,
+    122: """
+        -- the keys of charges of live runs: a charge that is repeated counts once
+        CREATE TABLE charge_keys (
+            sched_id INTEGER NOT NULL,
+            charge_key TEXT NOT NULL,
+            PRIMARY KEY (sched_id, charge_key)
+        ) WITHOUT ROWID;
+    """,
 }
 # The same steps for PostgreSQL, from the version on that postgres_schema.py creates at once. Each later step of STEPS
 # has its twin here, in the types of PostgreSQL (bigint, double precision, text COLLATE "C").
@@ -680,6 +688,15 @@ POSTGRES_STEPS: dict[int, str] = {
             RETURN;
         END $$;
         ALTER TABLE share_notes SET (autovacuum_vacuum_scale_factor = 0, autovacuum_analyze_scale_factor = 0,
+            autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_threshold = 1000, autovacuum_analyze_threshold = 1000);
+    """,
+    122: """
+        CREATE TABLE charge_keys (
+            sched_id bigint NOT NULL,
+            charge_key text COLLATE "C" NOT NULL,
+            PRIMARY KEY (sched_id, charge_key)
+        );
+        ALTER TABLE charge_keys SET (autovacuum_vacuum_scale_factor = 0, autovacuum_analyze_scale_factor = 0,
             autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_threshold = 1000, autovacuum_analyze_threshold = 1000);
     """,
 }

@@ -1,10 +1,10 @@
 """What both clients do for a call, without I/O: encode it, and decide what happens when an attempt fails.
 
 When a connection is lost, a call that was not sent yet is retried. A call that was sent is retried if that is *safe*:
-it changes nothing, or executing it twice has the effect of once. An enqueue or a spawn is safe because the client adds
-a key to every entry without one (`keys`), so a retried call creates one entry. A claim is safe because entries in a
-lost response return to the queue when their claim expires. Other calls (a completion, a charge) are not retried; the
-error says that they may have been executed, and the caller can check with `get`.
+it changes nothing, or executing it twice has the effect of once. An enqueue, a spawn or the charge of a run is safe
+because the client adds a key to each without one (`keys`), so a retried call creates one entry, or counts once. A claim
+is safe because entries in a lost response return to the queue when their claim expires. Other calls (a completion, an
+event) are not retried; the error says that they may have been executed, and the caller can check with `get`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from rota.rpc.methods import METHODS, Method
 from rota.store.forks import in_child
 from rota.store.socket_paths import is_run_socket
 
-__all__ = ["BACKOFF_S", "ConnectionLost", "EntryKeys", "RemoteCall", "RemoteCalls", "is_retry_safe"]
+__all__ = ["BACKOFF_S", "CallKeys", "ConnectionLost", "RemoteCall", "RemoteCalls", "is_retry_safe"]
 
 BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # between two attempts; the last one repeats
 
 _ENQUEUE = METHODS["kernel.sched.enqueue"]
 _ENQUEUE_MANY = METHODS["kernel.sched.enqueue_many"]
 _SPAWN = METHODS["kernel.run.spawn"]
+_CHARGE = METHODS["kernel.sched.charge"]
 _CLAIM = METHODS["kernel.sched.claim"]
 _TURN = METHODS["kernel.run.turn"]
 
@@ -41,8 +42,8 @@ class ConnectionLost(Exception):  # never leaves this package
         self.sent = sent  # whether the daemon may have executed the call
 
 
-class EntryKeys:
-    """Adds a unique key to entries without one, so that a retried enqueue creates no second entry."""
+class CallKeys:
+    """Adds a unique key to entries and charges without one, so that a retried call has the effect of one."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -50,7 +51,7 @@ class EntryKeys:
         in_child(self._choose_prefix)
 
     def _choose_prefix(self) -> None:
-        """Also in every forked child: an entry with a key of the parent would be taken for the parent's."""
+        """Also in every forked child: what has a key of the parent would be taken for the parent's."""
         self._prefix = secrets.token_hex(8)
 
     def add(self, spec: ScheduleSpec) -> ScheduleSpec:
@@ -59,22 +60,27 @@ class EntryKeys:
             raise SchedInvalidPayload(f"Queue.spec must be a ScheduleSpec, not {type(spec).__name__}", field="spec")
         if spec.key is not None:
             return spec
-        return msgspec.structs.replace(spec, key=f"~{self._prefix}-{next(self._numbers)}")
+        return msgspec.structs.replace(spec, key=self._next())
+
+    def _next(self) -> str:
+        return f"~{self._prefix}-{next(self._numbers)}"
 
     def add_to_params(self, method: Method, params: Any) -> Any:
-        """Return a call's parameters with keys on the entries it enqueues."""
+        """Return a call's parameters with keys on the entries that it enqueues, or on its charge."""
         if method is _ENQUEUE:
             return self.add(params)
         if method is _ENQUEUE_MANY and isinstance(params.specs, list | tuple):
             return _ENQUEUE_MANY.params([self.add(spec) for spec in params.specs])
         if method is _SPAWN:
             return msgspec.structs.replace(params, spec=self.add(params.spec))
+        if method is _CHARGE and params.key is None:
+            return msgspec.structs.replace(params, key=self._next())
         return params
 
 
 def is_retry_safe(method: Method, params: Any) -> bool:
     """Return whether a call may be retried when its response was lost."""
-    if method is _ENQUEUE:
+    if method in (_ENQUEUE, _CHARGE):
         return params.key is not None
     if method is _ENQUEUE_MANY:
         return all(spec.key is not None for spec in params.specs)
@@ -90,7 +96,7 @@ class RemoteCalls:
         self.address = address
         self.timeout_s = timeout_s  # for a response, in addition to the call's own wait_s
         self.retry_s = retry_s  # how long an unreachable daemon is retried
-        self._keys = EntryKeys() if keys else None
+        self._keys = CallKeys() if keys else None
         self._numbers = itertools.count(1)
 
     def make(self, method: Method, params: Any, now: float) -> RemoteCall:

@@ -146,8 +146,12 @@ class QueueApi(Protocol):
         token: int | None = None,
         model: str | None = None,
         node: str | None = None,
+        key: str | None = None,
     ) -> dict[str, ChargeResult]:
-        """Record what a run used, at every level, the model that it used, and the node if it coordinates a graph."""
+        """Record what a run used, at every level, the model that it used, and the node if it coordinates a graph.
+
+        A second charge of a run with the same key records nothing, so a charge may be repeated.
+        """
         ...
 
     @method("kernel.sched.put_back", scope="work", execution="write", bound=REFUSED, run="refused", errors=_RUN)

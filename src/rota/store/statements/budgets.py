@@ -34,6 +34,16 @@ LEDGER_LINE = Statement(
     "An agent's budget in one dimension.",
     "SELECT pid, dim, used, granted, hard_limit, warn_at, alerts FROM agent_ledgers WHERE pid = ? AND dim = ?",
 )
+CHARGE_KEY_ADD = Statement(
+    "charge_key_add",
+    "Remember the key of a charge; no row if the run has charged with it.",
+    "INSERT INTO charge_keys (sched_id, charge_key) VALUES (?, ?) ON CONFLICT DO NOTHING RETURNING sched_id",
+)
+CHARGE_KEYS_REMOVE = Statement(
+    "charge_keys_remove",
+    "Forget the keys with which a run has charged.",
+    "DELETE FROM charge_keys WHERE sched_id = ?",
+)
 LEDGER_CHARGE = Statement(
     "ledger_charge",
     "Add usage to a ledger line, also past its limit; a refund is negative.",
