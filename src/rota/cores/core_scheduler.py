@@ -12,7 +12,7 @@ take a fast path with few checks; the slow path handles every other case.
 
 **Bounds.** Waking, blocking, ticking and exiting cost a bounded number of heap operations. Ending a waiting entity
 marks its heap entry as stale; stale entries are removed when they surface, or when they outnumber the live ones of a
-queue of up to `COMPACTED_MAX` entities.
+queue with up to `COMPACTED_MAX` entries.
 
 Many functions take a `donor`: the entity whose share is scheduled. That is the entity that runs, or during a call the
 first caller in the chain (see `records.EntityDetails`).
@@ -50,7 +50,7 @@ from rota.model.lifecycle import ENTITY, EntityState
 __all__ = ["RELEASES_MAX", "CoreScheduler"]
 
 RELEASES_MAX = 64  # entities that one refill releases in one step
-COMPACTED_MAX = 1_024  # entities in a queue that is rebuilt in one step without its stale entries
+COMPACTED_MAX = 2_048  # heap entries of a queue that is rebuilt in one step without its stale ones
 
 _SLEEPING, _READY = EntityState.SLEEPING, EntityState.READY
 _RUNNING, _THROTTLED = EntityState.RUNNING, EntityState.THROTTLED
@@ -372,7 +372,7 @@ class CoreScheduler:
     def _remove(self, donor: Entity, now: int) -> RunQueue | None:
         """Remove a waiting share from its queue; return the queue, as `Queues.remove` does."""
         left = self._queues.remove(donor, now)
-        if left is not None and len(left) <= COMPACTED_MAX:
+        if left is not None and left.entries <= COMPACTED_MAX:
             left.compact()  # where nothing is picked, as in the background of a busy core, no stale entry surfaces
         return left
 

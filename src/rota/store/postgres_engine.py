@@ -142,9 +142,7 @@ class PostgresEngine:
         self.prefetched: dict[tuple[Statement, Row], list[Row]] = {}  # read with the first trip of this transaction
         self.also_prefetched: list[tuple[Statement, Row]] = []  # reads that the transaction itself named in time
         self.is_pending = False  # the turn is asked for, and the answer not read
-        self._prefetches: dict[
-            tuple[Statement, Row], str
-        ] = {}  # the reads that `prefetch` has named, and the text of each
+        self._prefetches: dict[tuple[Statement, Row], str] = {}  # what `prefetch` has named, and the text of each
         self._settings: dict[str, None] = {}  # the settings among them, which one statement reads
         self._clock = clock  # it is set by the time of the server, in every turn
         self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
