@@ -213,6 +213,14 @@ def test_cpu_settings_of_a_project_are_listed_as_refused_for_its_functions_on_th
     assert len(planned(harness, "[projects.p]\ncpu = {weight = 3}\n" + in_process).cpu) == 1
 
 
+def test_cpu_settings_of_a_project_are_listed_as_refused_for_its_runs_on_ray(harness: FleetHarness) -> None:
+    agent = A.replace("budget", "project = 'p'\nrunner = 'ray'\nbudget")
+    plan = planned(harness, "[projects.p]\ncpu = {weight = 3}\n" + agent)
+    assert [(row.owner, row.state) for row in plan.cpu][1:] == [("agent a", "refused")]
+    told = "agents.a.cpu: that of project p is not enforced for runs on Ray; say what a run needs in `resources`"
+    assert [text for text in plan.warnings if "cpu" in text] == [told]
+
+
 def test_a_quota_of_more_than_the_machine_is_a_warning(harness: FleetHarness) -> None:
     count = len(allowed_cores())
     agent = A.replace("budget", f"cpu = {{quota = '{count + 1}s/1s'}}\nbudget")

@@ -19,7 +19,7 @@ from rota import Graph, Rota
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.ray_plan import look_at_cluster, ray_warnings
 from rota.fleet.fleet_run import FleetRun
-from rota.model.events import RunEnded
+from rota.model.events import RunEnded, RunStarted
 from rota.model.ray import RayCluster
 from rota.model.work import ScheduleSpec
 from tests.daemon.harness import serving
@@ -79,6 +79,23 @@ def test_a_gpu_and_an_environment_of_the_runs_own(world: World) -> None:
     entry = world.rota.api.queue.wait(broken.enqueue().sched_id, WAIT_S)
     assert (entry.exit_kind, entry.outcome) == ("failed", "spawn_failed")
     assert "/does/not/exist" in entry.result["error"]
+
+
+def test_cpu_settings_of_its_project_are_refused_and_the_run_says_so(world: World) -> None:
+    seen = world.path()
+
+    def work(ctx: Any, seen: str) -> None:
+        while not Path(seen).exists():
+            ctx.wait_for_stop(0.05)
+
+    world.rota.project("held", cpu={"weight": 3, "lease": 1})
+    job = world.agent("held", work, project="held").enqueue(seen=str(seen))
+    wait_until(lambda: any(each["sched_id"] == job.sched_id for each in world.events(RunStarted)))
+    seen.touch()
+    job.result(WAIT_S)
+    (began,) = [each for each in world.events(RunStarted) if each["sched_id"] == job.sched_id]
+    why = "refused: Ray gives the run the resources that it asks for, on any node"
+    assert began["advisories"] == [f"cpu weight = 3 is {why}", f"cpu lease = 1 is {why}"]
 
 
 def test_entries_that_were_queued_before_their_agent_moved(world: World) -> None:

@@ -19,6 +19,7 @@ from rota.host.cpu_groups import CpuOwner, Where, cpu_states, denied_policies, n
 from rota.host.thread_settings import Scheduling
 from rota.model.agent_settings import AgentSettings
 from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_cores, read_cpu
+from rota.model.ray import RAY
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
 
 __all__ = ["NO_GROUPS", "RunCpu", "agent_owner", "project_owner", "run_cpu", "unscheduled", "where_of"]
@@ -84,7 +85,7 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
 
         `holds_processes` says whether control groups hold worker processes to cores.
         """
-        if where == "thread":
+        if where in ("thread", "cluster"):
             return None
         if where == "process" and not holds_processes:
             return msgspec.structs.replace(self.own, cores=None, lease=None)
@@ -179,6 +180,8 @@ def _in_force(projects: CpuSettings, agents: CpuSettings) -> CpuSettings:
 
 def where_of(runner: str, isolation: str | None) -> Where:
     """Return where a runner executes the runs of an agent; runners of other packages start programs."""
+    if runner == RAY:
+        return "cluster"
     if runner in _ON_THREADS:
         return "thread"
     if runner != "callable":

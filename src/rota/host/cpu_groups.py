@@ -64,7 +64,8 @@ SENSITIVE_NS, BATCH_NS = 750_000, 12_000_000  # the time slices that a class ask
 _FOR_AN_OWNER: tuple[Feature, ...] = ("weight",)
 _FOR_A_RUN: tuple[Feature, ...] = ("weight", "freeze", "kill", "cpu_usage")
 
-Where = Literal["program", "process", "thread"]  # a command; a function in a worker process; on the supervisor's thread
+# a command; a function in a worker process; on a thread of the supervisor; on a node of a cluster
+Where = Literal["program", "process", "thread", "cluster"]
 
 
 class CpuOwner(NamedTuple):
@@ -171,6 +172,12 @@ _COOPERATIVE = {
 }
 
 
+_REFUSED: Mapping[Where, str] = {  # where this machine's settings hold no run
+    "thread": "the function shares the supervisor's process; isolation = 'process'",
+    "cluster": "Ray gives the run the resources that it asks for, on any node",
+}
+
+
 def cpu_states(
     cpu: CpuSettings,
     support: Mapping[Feature, FeatureSupport],
@@ -196,9 +203,8 @@ def cpu_states(
         if name == "lease" and not given:
             continue  # it only says that the lease of the project is not for its runs
         value = f"{given:g}" if isinstance(given, float) else str(given)
-        if where == "thread":
-            how = "the function shares the supervisor's process; isolation = 'process'"
-            states.append(CpuState(name, value, "refused", how))
+        if where in _REFUSED:
+            states.append(CpuState(name, value, "refused", _REFUSED[where]))
         elif name in missing:
             states.append(_state_of_missing(name, value, missing[name], where))
         elif policy is not None and (why := _why_not_beside(name, support, where, is_realtime=is_realtime)):

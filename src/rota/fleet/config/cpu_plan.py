@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -24,6 +24,12 @@ else:
     admission = late("rota.service.core_admission")  # it loads the engine, for reservations only
 
 __all__ = ["CpuRow", "cpu_rows", "cpu_warnings"]
+
+
+_NOT_ENFORCED: Mapping[Where, str] = {
+    "thread": "a function on a thread; set isolation = 'process'",
+    "cluster": "runs on Ray; say what a run needs in `resources`",
+}
 
 
 class CpuRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +77,9 @@ def cpu_warnings(fleet: Fleet) -> Iterator[str]:
     usable = usable_cores()
     for what, name, cpu, where, within, project, _ in _settings(fleet):
         key = f"{join_key(f'{what}s', name)}.cpu"
-        if where == "thread":
+        if where in _NOT_ENFORCED:
             whose = "" if project is None else f"that of project {project} "
-            yield f"{key}: {whose}is not enforced for a function on a thread; set isolation = 'process'"
+            yield f"{key}: {whose}is not enforced for {_NOT_ENFORCED[where]}"
             continue
         if cpu.core_set is not None and (missing := cpu.core_set - usable):
             yield f"{key}.cores: this machine has no core {core_list(missing)}; usable cores: {core_list(usable)}"
@@ -110,8 +116,8 @@ def _settings(fleet: Fleet) -> Iterator[_Setting]:
         owner = None if agent.project is None else fleet.projects.get(agent.project)
         above = CpuSettings() if owner is None or owner.cpu is None else owner.cpu
         where = where_of(agent.selected_runner, agent.isolation)
-        if above != CpuSettings() and where == "thread":
-            yield _Setting("agent", name, above, "thread", project=agent.project)
+        if above != CpuSettings() and where in _NOT_ENFORCED:
+            yield _Setting("agent", name, above, where, project=agent.project)
         if agent.cpu is not None:
             policy = agent.cpu.policy or above.policy
             yield _Setting("agent", name, agent.cpu, where, above.core_set, policy=policy)

@@ -36,6 +36,7 @@ from rota.fleet.live_run import LiveRun
 from rota.fleet.on_ray.driver_link import DriverLink
 from rota.fleet.on_ray.held_usage import HeldUsage
 from rota.fleet.on_ray.room import ClusterNode, Room, lack
+from rota.fleet.run_cpu import NO_GROUPS
 from rota.fleet.runners.context import answer_request
 from rota.fleet.runners.contract import RegisteredFunctions, RunOutcome, registered_function
 from rota.fleet.runners.resources import RunnerResources
@@ -440,6 +441,8 @@ class RayRuns:
         elif operation == "started":
             node, os_pid, advisories, enforced = msgspec.json.decode(body)
             self._placed(run, node)
+            if (cpu := run.live.assignment.cpu) is not None:
+                advisories += [told for told, _ in cpu.states(NO_GROUPS, "cluster")]
             run.live.placed(self._node_name(node), os_pid=os_pid, advisories=advisories, enforced=enforced)
         elif operation == "progress":
             run.live.progress(*msgspec.json.decode(body))
