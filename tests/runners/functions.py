@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
@@ -149,6 +150,28 @@ def dies() -> None:
 def burns() -> None:
     while True:
         pass
+
+
+def works(ms: int) -> None:
+    until_s = time.thread_time() + ms / 1000
+    while time.thread_time() < until_s:
+        pass
+
+
+def works_by_others(ms: int) -> None:
+    """Work in another thread, and as much in a child."""
+    thread = threading.Thread(target=works, args=(ms,))
+    thread.start()
+    thread.join()
+    if (child := os.fork()) == 0:
+        works(ms)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def works_and_hangs(ctx: Any, ms: int) -> None:
+    works(ms)
+    hangs(ctx)
 
 
 def hogs() -> int:

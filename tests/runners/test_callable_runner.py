@@ -211,11 +211,26 @@ def test_a_crash_ends_only_its_own_run(runner: CallableRunner, channel: Recordin
     assert "wall_s" in outcome.usage
 
 
+def test_all_cpu_time_of_a_call_in_a_process_is_its_own_also_if_it_is_killed(
+    runner: CallableRunner, channel: RecordingChannel
+) -> None:
+    """Only that of the function's own thread counted, and nothing of a call that was killed or had crashed."""
+    shared = runner.run(assignment(settings("process"), {"ms": 60}, name="works_by_others"), channel)
+    assert shared.cpu_ms >= 120
+    running = Running(runner, assignment(settings("process"), {"ms": 60}, name="works_and_hangs"), channel)
+    channel.until(lambda: bool(channel.text))
+    assert channel.stop_handle is not None
+    channel.stop_handle.kill()
+    assert 60 <= running.outcome().cpu_ms < 120  # without that of the call before
+    assert running.outcome().usage["cpu_s"] == 1
+
+
 def test_limits_are_enforced_in_a_process_and_lifted_for_the_next_run(
     runner: CallableRunner, channel: RecordingChannel
 ) -> None:
     burnt = runner.run(assignment(settings("process", limits=Limits(cpu_s=0.5)), name="burns"), channel)
     assert (burnt.exit_kind, burnt.outcome) == ("failed", "over_cpu")
+    assert burnt.cpu_ms >= 500
     small = Limits(memory_bytes=300 * 1024 * 1024, open_files=50)
     hogged = runner.run(assignment(settings("process", limits=small), name="hogs"), channel)
     assert (hogged.exit_kind, hogged.outcome) == ("failed", "over_memory")

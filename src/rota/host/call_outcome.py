@@ -43,6 +43,7 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None  # crashed, timed_out, killed: how the worker ended
     signal: int | None = None
     rss_bytes_max: int = 0
+    cpu_s: float = 0.0  # of the call, with the children that it has waited for
 
     @property
     def ok(self) -> bool:
@@ -50,14 +51,14 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind == "returned"
 
 
-def outcome_of_result(kind: MessageKind, payload: bytes) -> CallOutcome:
+def outcome_of_result(kind: MessageKind, cpu_s: float, pickled: bytes) -> CallOutcome:
     """Return the outcome for the result message of a worker."""
     try:
         if kind is MessageKind.VALUE:
-            return CallOutcome(kind="returned", value=pickle.loads(payload))  # noqa: S301  # from our own worker
-        error_type, message, trace, *pickled_error = pickle.loads(payload)  # noqa: S301
+            return CallOutcome(kind="returned", value=pickle.loads(pickled), cpu_s=cpu_s)  # noqa: S301  # our own worker
+        error_type, message, trace, *pickled_error = pickle.loads(pickled)  # noqa: S301
     except Exception as problem:  # a class that can be pickled and not unpickled
-        return CallOutcome(kind="unpicklable", error_type=type(problem).__name__, message=str(problem))
+        return CallOutcome(kind="unpicklable", error_type=type(problem).__name__, message=str(problem), cpu_s=cpu_s)
     kinds: dict[MessageKind, CallOutcomeKind] = {
         MessageKind.RAISED: "raised",
         MessageKind.UNPICKLABLE: "unpicklable",
@@ -68,6 +69,7 @@ def outcome_of_result(kind: MessageKind, payload: bytes) -> CallOutcome:
         error_type=error_type,
         message=message,
         traceback=trace,
+        cpu_s=cpu_s,
     )
 
 
@@ -80,14 +82,18 @@ def _unpickle_error(pickled: bytes) -> BaseException | None:
     return error if isinstance(error, BaseException) else None
 
 
-def outcome_of_worker_exit(kind: CallOutcomeKind, end: Mapping[str, Any]) -> CallOutcome:
-    """Return the outcome of a call whose worker exited, from the report of the fork server."""
+def outcome_of_worker_exit(kind: CallOutcomeKind, end: Mapping[str, Any], earlier_s: float = 0.0) -> CallOutcome:
+    """Return the outcome of a call whose worker exited, from the report of the fork server.
+
+    `earlier_s` is the CPU time of the worker's earlier calls.
+    """
     return CallOutcome(
         kind=kind,
         message=describe_worker_exit(end),
         code=end.get("code"),
         signal=end.get("signal"),
         rss_bytes_max=end.get("rss_bytes_max", 0),
+        cpu_s=max(0.0, end.get("user_s", 0.0) + end.get("system_s", 0.0) - earlier_s),
     )
 
 

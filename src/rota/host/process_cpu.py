@@ -9,13 +9,14 @@ it". The pid of a process that is not reaped yet is still valid, and its clock s
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 
 from rota.errors import HostUnsupported, NotFound
 from rota.host.lineage import descendants_of, thread_states
 
-__all__ = ["is_runnable", "process_cpu_ns", "thread_cpu_s", "tree_cpu_ns"]
+__all__ = ["is_runnable", "own_cpu_s", "process_cpu_ns", "thread_cpu_s", "tree_cpu_ns"]
 
 _SCHEDULER_TIME = 2  # the kind of clock, in its id
 _WANTS_CPU = frozenset("RD")  # runnable, waits for the disk
@@ -38,6 +39,12 @@ def process_cpu_ns(pid: int) -> int:
 def thread_cpu_s() -> float:
     """CPU time used by the calling thread."""
     return time.thread_time()
+
+
+def own_cpu_s() -> float:
+    """CPU time used by this process, all its threads, and the children that it has waited for."""
+    used = (resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def tree_cpu_ns(pid: int) -> int:

@@ -25,7 +25,8 @@ from typing import Any, NoReturn
 
 from rota.errors import HostError
 from rota.host.main_module import load_main
-from rota.host.worker_messages import MessageKind, WorkerConnection
+from rota.host.process_cpu import own_cpu_s
+from rota.host.worker_messages import MessageKind, WorkerConnection, pack_result
 
 __all__ = ["exit_process", "fileno", "in_worker", "notices", "report", "request", "serve"]
 
@@ -162,12 +163,14 @@ def serve(sock: socket.socket) -> None:
         kind, payload = message
         if kind is not MessageKind.CALL:
             continue  # a notice for a call that has ended
-        result = _run(payload)
+        before_s = own_cpu_s()
+        kind, result = _run(payload)
         _flush()
         _end_call()
+        payload = pack_result(own_cpu_s() - before_s, result)
         with _current.send_lock:
             try:
-                connection.send(*result)
+                connection.send(kind, payload)
             except OSError:
                 return  # the caller is gone
 

@@ -1,7 +1,8 @@
 """Messages between a worker pool and its workers: a byte for the kind, four bytes for the length, a pickle.
 
     pool → worker    CALL (number, function, arguments)      NOTICE (number, value), while it runs
-    worker → pool    REPORT (number, value), while it runs   then one of VALUE, RAISED, UNPICKLABLE, UNLOADABLE
+    worker → pool    REPORT (number, value), while it runs   then one of VALUE, RAISED, UNPICKLABLE, UNLOADABLE, each
+                     with the CPU time of the call in front of the pickle
     worker → pool    REQUEST (number, request id, value), while it runs
     pool → worker    RESPONSE (number, request id, whether it succeeded, value)
 
@@ -13,6 +14,7 @@ pool kills such a worker, and its call has crashed.
 
 from __future__ import annotations
 
+import math
 import pickle
 import socket
 import struct
@@ -24,13 +26,23 @@ from typing import Any
 
 from rota.errors import InvalidInput, LimitExceeded
 
-__all__ = ["CALL_BYTES_MAX", "NOTICE_BYTES_MAX", "GarbledMessage", "MessageKind", "WorkerConnection", "pickle_call"]
+__all__ = [
+    "CALL_BYTES_MAX",
+    "NOTICE_BYTES_MAX",
+    "GarbledMessage",
+    "MessageKind",
+    "WorkerConnection",
+    "pack_result",
+    "pickle_call",
+    "unpack_result",
+]
 
 CALL_BYTES_MAX = 256 * 1024 * 1024
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024  # of any message; a longer one is not a message
 NOTICE_BYTES_MAX = 4 * 1024  # small enough to be sent completely or not at all
 READ_BYTES = 64 * 1024
 BLOCKED_S = 0.1  # a message that takes longer than this to send has a reader that hangs
+_CPU_S = struct.Struct(">d")
 _HEADER = struct.Struct(">BI")
 
 
@@ -70,6 +82,21 @@ def pickle_call(
     if len(payload) > CALL_BYTES_MAX:
         raise LimitExceeded("call_bytes_max", CALL_BYTES_MAX, len(payload), field="args")
     return payload
+
+
+def pack_result(cpu_s: float, pickled: bytes) -> bytes:
+    """Return the payload of the message that ends a call."""
+    return _CPU_S.pack(cpu_s) + pickled
+
+
+def unpack_result(payload: bytes) -> tuple[float, bytes]:
+    """Return the CPU time of a call and its pickled result."""
+    if len(payload) < _CPU_S.size:
+        raise GarbledMessage(f"a result of {len(payload)} bytes")
+    (cpu_s,) = _CPU_S.unpack_from(payload)
+    if not 0 <= cpu_s < math.inf:  # false for NaN
+        raise GarbledMessage(f"a result after {cpu_s} s of CPU time")
+    return cpu_s, payload[_CPU_S.size :]
 
 
 class WorkerConnection:

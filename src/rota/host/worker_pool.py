@@ -47,7 +47,14 @@ from rota.host.fork_server_client import ForkServerClient
 from rota.host.main_module import locate_main, this_process
 from rota.host.reaper_client import ReaperClient
 from rota.host.watchdog import Watchdog
-from rota.host.worker_messages import NOTICE_BYTES_MAX, GarbledMessage, MessageKind, WorkerConnection, pickle_call
+from rota.host.worker_messages import (
+    NOTICE_BYTES_MAX,
+    GarbledMessage,
+    MessageKind,
+    WorkerConnection,
+    pickle_call,
+    unpack_result,
+)
 from rota.model.checks import Checks
 from rota.model.work import Limits
 
@@ -62,12 +69,13 @@ _log = logging.getLogger("rota.host")
 class Worker:
     """The pool's side of a worker."""
 
-    __slots__ = ("calls", "connection", "exit", "is_reserved", "kill_reason", "number")
+    __slots__ = ("calls", "connection", "cpu_s", "exit", "is_reserved", "kill_reason", "number")
 
     def __init__(self, number: int, connection: WorkerConnection) -> None:
         self.number = number
         self.connection = connection
         self.calls = 0
+        self.cpu_s = 0.0  # of calls that have returned
         self.is_reserved = False
         self.kill_reason: Literal["timed_out", "killed", "crashed"] | None = None  # why the pool killed it
         self.exit: dict[str, Any] | None = None  # how it ended, as the fork server reports it
@@ -100,12 +108,13 @@ class WorkerCall:
         """
         if self._outcome is None:
             result = self._wait_for_result()
-            self._outcome = (
-                outcome_of_result(*result) if result is not None else self._pool._wait_for_exit(self, self._worker)
-            )
+            if result is None:
+                self._outcome = self._pool._wait_for_exit(self, self._worker)
+            else:
+                self._outcome = outcome_of_result(*result)
         return self._outcome
 
-    def _wait_for_result(self) -> tuple[MessageKind, bytes] | None:
+    def _wait_for_result(self) -> tuple[MessageKind, float, bytes] | None:
         during = (MessageKind.REPORT, MessageKind.REQUEST)
         try:
             while (message := self._worker.connection.receive()) is not None and message[0] in during:
@@ -113,15 +122,17 @@ class WorkerCall:
                     self._handle_report(message[1])
                 else:
                     self._respond(message[1])
+            result = None if message is None else (message[0], *unpack_result(message[1]))
         except GarbledMessage:
             self._pool._kill(self, self._worker, "crashed")
             return None
         except BaseException:  # a Ctrl-C, or an exception of on_report: the caller no longer reads
             self._pool._abandon(self, self._worker)
             raise
-        if message is not None:
+        if result is not None:
+            self._worker.cpu_s += result[1]
             self._pool._release(self, self._worker)
-        return message
+        return result
 
     def kill(self) -> None:
         """Kill the worker that runs the call."""
@@ -347,7 +358,7 @@ class WorkerPool:
             self._end_call(call)
             self._changed.wait_for(lambda: worker.exit is not None)
             worker.connection.close()
-        return outcome_of_worker_exit(worker.kill_reason or "crashed", worker.exit or {})
+        return outcome_of_worker_exit(worker.kill_reason or "crashed", worker.exit or {}, worker.cpu_s)
 
     def _end_call(self, call: WorkerCall) -> None:
         call._is_over = True

@@ -126,7 +126,8 @@ class CallableRunner:
         timeout_s = None if limits.wall_s is None else limits.wall_s + 2 * grace_s
         advisories: list[str] = []
         enforced: list[str] = []
-        with self._placed(assignment, advisories, enforced) as placement:
+        with self._held(assignment, advisories, enforced) as hold:
+            placement = None if hold is None else self._placement(hold)
             worker_call = self._start(
                 (path, facts_of(assignment), limits, self._resources.echo, placement),
                 timeout_s=timeout_s,
@@ -139,24 +140,26 @@ class CallableRunner:
                 worker_call.kill()
                 worker_call.outcome()
                 raise
-            return _function_outcome(worker_call.outcome(), limits)
+            ended = worker_call.outcome()
+            cpu_s = ended.cpu_s if hold is None else max(ended.cpu_s, hold.cpu_s())
+            return msgspec.structs.replace(_function_outcome(ended, limits), cpu_s=cpu_s)
 
     @contextmanager
-    def _placed(
-        self, assignment: Assignment, advisories: list[str], enforced: list[str]
-    ) -> Iterator[CallPlacement | None]:
+    def _held(self, assignment: Assignment, advisories: list[str], enforced: list[str]) -> Iterator[CpuHold | None]:
         """Create the control group of a run with `cpu` settings, and remove it after the call."""
-        cpu, resources = assignment.cpu, self._resources
-        if cpu is None:
+        if assignment.cpu is None:
             yield None
             return
-        hold = CpuHold(resources, assignment, cpu, advisories, where="process")
+        hold = CpuHold(self._resources, assignment, assignment.cpu, advisories, where="process")
         enforced += hold.enforced
         try:
-            files = [] if hold.group is None else hold.group.visit(resources.reaper.pid)
-            yield CallPlacement(files, cpu.scheduling(resources.cgroups.support))
+            yield hold
         finally:
             hold.end()
+
+    def _placement(self, hold: CpuHold) -> CallPlacement:
+        files = [] if hold.group is None else hold.group.visit(self._resources.reaper.pid)
+        return CallPlacement(files, hold.scheduling)
 
     def _path(self, agent: Agent) -> str:
         """Return the module:name under which a worker process finds a registered function."""
