@@ -51,6 +51,7 @@ def where() -> dict[str, Any]:
         "pid": os.getpid(),
         "groups": Path("/proc/self/cgroup").read_text(),
         "policy": os.sched_getscheduler(0),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
     }
 
 

@@ -102,6 +102,19 @@ def test_without_groups_a_program_is_nice_and_says_what_is_only_cooperative(
     assert channel.enforced == ()
 
 
+def test_without_groups_the_weight_of_a_function_in_a_process_is_refused_and_its_worker_is_not_made_nice(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    """A worker that may not take its niceness back would keep it for the functions of other agents."""
+    resources._cgroups = Cgroups(versions=())
+    runner = CallableRunner(resources, {"where": functions.where}, slots=1)
+    process = AgentSettings(isolation="process")
+    outcome = runner.run(assignment(process, name="where", cpu=asked(weight=0.33)), channel)
+    runner.close()
+    assert [text.split(":")[0] for text in channel.advisories] == ["cpu weight = 0.33 is refused"]
+    assert outcome.result["nice"] == os.getpriority(os.PRIO_PROCESS, 0)
+
+
 @pytest.mark.parametrize(
     ("cpu", "named"),
     [

@@ -12,7 +12,7 @@ from rota.fleet.runners.resources import RunnerResources
 from rota.host.advisory import Advisory
 from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import ControlGroup
-from rota.host.cpu_groups import Where
+from rota.host.cpu_groups import Where, run_scheduling
 from rota.host.session import Session
 
 __all__ = ["CpuHold"]
@@ -43,7 +43,8 @@ class CpuHold:
         self.group = self._enter(assignment) if use_groups and resources.cpu_groups.works else None
         self._support = NO_GROUPS if self.group is None else resources.cgroups.support
         self.enforced: list[str] = []  # in words
-        self.scheduling = cpu.scheduling(self._support)
+        # never a niceness for a worker process: it might not be allowed to take it back for the next run
+        self.scheduling = cpu.scheduling(self._support) if where == "program" else run_scheduling(cpu.own)
         self.cores = cpu.affinity(self._support)
         self._quotas = cpu.signalled_quotas(self._support) if where == "program" else {}
         if where == "process":
