@@ -360,6 +360,24 @@ def test_a_quota_by_signals_is_shared_by_sessions_and_holds_their_children() -> 
         until(lambda: state_of(one.pid) != "T")
 
 
+def test_a_quota_by_signals_that_changes_is_in_force_for_what_runs() -> None:
+    """One that was not there when the session began, too; and without one it is continued."""
+    quotas = QuotaSignals(AwakeClock(), cores=len(allowed_cores()))
+    with ReaperClient() as reaper, running(reaper, py(HOG)) as (session, _):
+        quotas.hold(session, {"agent": None})
+        assert quotas.has("agent")
+        until(lambda: tree_cpu_ns(session.pid) > 50_000_000)
+        quotas.change("agent", CpuQuota(40_000, 1_000_000))
+        assert not quotas._stopped  # by what it has used before
+        until(lambda: state_of(session.pid) == "T")
+        quotas.change("agent", None)
+        until(lambda: state_of(session.pid) != "T")
+        quotas.release(session)
+        assert not quotas.has("agent")
+        quotas.change("agent", CpuQuota(1_000, 1_000_000))  # of an agent that has nothing in progress
+        quotas.close()
+
+
 def test_a_niceness_is_in_force_for_the_whole_session(reaper: ReaperClient) -> None:
     """Right after the start, also for what the command has started by then; autogroup: the kernel compares sessions."""
     starts = sh("sh -c 'exec sleep 60' & echo $!; wait")

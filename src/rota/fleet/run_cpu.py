@@ -104,11 +104,9 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         usable = f"usable cores: {core_list(self.usable)}"
         raise CommandInvalid(f"there is no core that it may use: {', '.join(named)}; {usable}", field="cores")
 
-    def signalled_quotas(self, support: Mapping[Feature, FeatureSupport]) -> dict[str, CpuQuota]:
-        """Return the quotas that no group enforces, by their owners."""
-        if support["quota"].works:
-            return {}
-        return {owner.key: owner.cpu.budget for owner in self.owners if owner.cpu.budget is not None}
+    def signalled_quotas(self, support: Mapping[Feature, FeatureSupport]) -> dict[str, CpuQuota | None]:
+        """Return the quotas that no group enforces, by their owners; None: a reload may give it one."""
+        return {} if support["quota"].works else {owner.key: owner.cpu.budget for owner in self.owners}
 
     def denied(
         self, support: Mapping[Feature, FeatureSupport], granted: Collection[str], *, gives_realtime: bool

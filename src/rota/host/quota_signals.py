@@ -21,6 +21,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Literal
 
@@ -89,11 +90,12 @@ class Guard:
 
 
 class _Account:
-    """One quota and the sessions that share it."""
+    """One quota, or none for the time being, and the sessions that share it."""
 
-    def __init__(self, quota: CpuQuota, now: int) -> None:
+    def __init__(self, quota: CpuQuota | None, now: int) -> None:
         self.quota = quota
-        self.allowance = replenishment.full(quota.budget_us * 1_000, quota.period_us * 1_000, now)
+        budget_us, period_us = quota or (1, 1)
+        self.allowance = replenishment.full(budget_us * 1_000, period_us * 1_000, now)
         self.sessions: dict[int, int] = {}  # by id: CPU time at the last look
         self.looked_at = now
         self.is_spent = False
@@ -115,21 +117,36 @@ class QuotaSignals:
         self._sessions: dict[int, Session] = {}
         self._stopped: set[int] = set()
 
-    def hold(self, session: Session, quotas: dict[str, CpuQuota]) -> None:
-        """Hold a session that runs to quotas, each shared by the sessions that name the same key."""
+    def hold(self, session: Session, quotas: Mapping[str, CpuQuota | None]) -> None:
+        """Hold a session that runs to quotas, each shared by the sessions that name the same key; None: to none yet."""
         with self._lock:
             self._guard.add(session.pid)
             self._sessions[session.id] = session
             for key, quota in quotas.items():
-                account = self._accounts.get(key)
-                if account is None or account.quota != quota:
-                    before = account
-                    account = self._accounts[key] = _Account(quota, self._now())
-                    if before is not None:
-                        account.sessions = before.sessions
-                        self._cancel(before)
-                account.sessions[session.id] = _used_ns(session)
+                self._account(key, quota).sessions[session.id] = _used_ns(session)
                 self._look(key)
+
+    def change(self, key: str, quota: CpuQuota | None) -> None:
+        """Hold the sessions that name a key to another quota, or to none."""
+        with self._lock:
+            if key in self._accounts:
+                self._account(key, quota)
+                self._look(key)
+
+    def has(self, key: str) -> bool:
+        """Whether sessions that run name a key."""
+        with self._lock:
+            return key in self._accounts
+
+    def _account(self, key: str, quota: CpuQuota | None) -> _Account:
+        before = self._accounts.get(key)
+        if before is not None and before.quota == quota:
+            return before
+        account = self._accounts[key] = _Account(quota, self._now())
+        if before is not None:
+            account.sessions = {each: _used_ns(self._sessions[each]) for each in before.sessions}
+            self._cancel(before)
+        return account
 
     def release(self, session: Session) -> None:
         """Let go of a session that has ended, or is to end."""
@@ -169,6 +186,10 @@ class QuotaSignals:
         """Charge what was used since the last look, stop or continue, and decide when to look again."""
         account, now = self._accounts[key], self._now()
         self._cancel(account)
+        if account.quota is None:
+            for session_id in account.sessions:
+                self._stop_or_continue(session_id)
+            return
         used = 0
         for session_id, before in account.sessions.items():
             account.sessions[session_id] = after = max(before, _used_ns(self._sessions[session_id]))

@@ -78,10 +78,12 @@ class RunnerResources:
             return self._cpu_groups
 
     def cpu_changed(self, key: str, read: Callable[[], CpuOwner]) -> None:
-        """Apply the settings of a project or an agent that was changed to what runs; they are read if it has groups."""
-        groups = self._cpu_groups
+        """Apply the settings of a project or an agent that was changed to what runs; they are read if something of it runs."""
+        groups, quotas = self._cpu_groups, self._quotas
         if groups is not None and groups.has(key):
             groups.change(read())
+        if quotas is not None and quotas.has(key):
+            quotas.change(key, read().cpu.budget)
 
     @property
     def quotas(self) -> QuotaSignals:
