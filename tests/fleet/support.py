@@ -11,6 +11,7 @@ from rota.fleet.config.changes import FleetChanges
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.tables import Fleet
 from rota.fleet.triggers import Firing, Triggers
+from rota.host.thread_settings import allowed_cores
 from rota.kernel import Kernel
 from rota.model.event_codec import decode
 from rota.model.events import EventData
@@ -80,3 +81,8 @@ class FleetHarness:
 
     def close(self) -> None:
         self.store.close()
+
+
+def cores_here(tick: object) -> list[int]:  # noqa: ARG001  # the message that it runs for
+    """The cores that the calling thread may run on."""
+    return sorted(allowed_cores())

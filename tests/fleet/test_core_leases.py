@@ -135,3 +135,55 @@ def test_a_graph_as_an_island_is_admitted_or_fails(
         assert app.api.cores.status().hosts == []
         if error is not None:
             assert error in entry.result["error"]
+
+
+ON_A_CORE = """
+schema_version: 2
+graph: {name: voice, island: {period_ms: 10000, ISLAND}}
+lanes:
+  loop: {type: event_loop}
+  threads: {type: thread_pool, max_threads: 1}
+  processes: {type: process_pool, max_threads: 1}
+components:
+  - {id: tick, type: rota.input, execution: {lane: loop, budget_ms: 2000}}
+  - id: a
+    type: "tests.fleet.support:cores_here"
+    execution: {lane: loop, budget_ms: 2000}
+    trigger_policy: {type: all_inputs, inputs: [tick]}
+  - id: b
+    type: "tests.fleet.support:cores_here"
+    execution: {lane: threads, budget_ms: 2000}
+    trigger_policy: {type: all_inputs, inputs: [tick]}
+  - id: c
+    type: "tests.fleet.support:cores_here"
+    execution: {lane: processes, budget_ms: 2000}
+    trigger_policy: {type: all_inputs, inputs: [tick]}
+  - {id: here, type: rota.output, execution: {lane: loop, budget_ms: 10}}
+  - {id: thread, type: rota.output, execution: {lane: loop, budget_ms: 10}}
+  - {id: process, type: rota.output, execution: {lane: loop, budget_ms: 10}}
+edges:
+  - {id: to_a, kind: immediate, from: tick.out, to: a.tick}
+  - {id: to_b, kind: immediate, from: tick.out, to: b.tick}
+  - {id: to_c, kind: immediate, from: tick.out, to: c.tick}
+  - {id: from_a, kind: immediate, from: a.out, to: here.value}
+  - {id: from_b, kind: immediate, from: b.out, to: thread.value}
+  - {id: from_c, kind: immediate, from: c.out, to: process.value}
+"""
+
+
+@pytest.mark.skipif(CORES < 2, reason="a lease needs two cores")
+@pytest.mark.parametrize("island", ["lease: 1", f"cores: '{CORE}'"])
+def test_an_island_runs_on_the_cores_that_it_was_granted(tmp_path: Path, island: str) -> None:
+    """A leased core was empty: the supervisor kept off it, and the island runs in the supervisor."""
+    before = allowed_cores()
+    (tmp_path / "voice.yaml").write_text(ON_A_CORE.replace("ISLAND", island))
+    (tmp_path / "fleet.toml").write_text(
+        "store = 'db'\n[graphs.voice]\nfile = 'voice.yaml'\ninputs = {tick = 1}\ntriggers = [{on = 'start'}]\n"
+    )
+    done = CliRunner().invoke(cli, ["run", str(tmp_path / "fleet.toml"), "--until-idle"])
+    assert done.exit_code == 0, done.output
+    with Rota(str(tmp_path / "db")) as app:
+        (entry,), _total = app.api.queue.list()
+        assert entry.exit_kind == "completed", done.output + str(entry.result)
+    assert entry.result == {"here": [CORE], "thread": [CORE], "process": [CORE]}
+    assert allowed_cores() == before

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -79,11 +82,11 @@ def test_one_that_starts_while_its_parent_is_confined_gets_back_what_its_parent_
 ) -> None:
     children: list[int] = []
 
-    def while_forking(pid: int, cores: frozenset[int]) -> None:
+    def while_forking(pid: int, cores: frozenset[int], **options: Any) -> None:
         forks = pid == forking.pid and not children
         if forks and not is_confined_first:
             children.append(forking.fork())
-        pin(pid, cores)
+        pin(pid, cores, **options)
         if forks and is_confined_first:
             children.append(forking.fork())
 
@@ -141,3 +144,46 @@ def test_the_owner_of_a_lease_keeps_its_cores(confinement: Confinement, forking:
     confinement.hold(forking.pid, frozenset({LEASED}))
     confinement.set_open(OPEN)
     assert [allowed_cores(pid) for pid in (0, forking.pid, child)] == [OPEN, {LEASED}, {LEASED}]
+
+
+def test_a_thread_of_this_process_has_its_leased_cores_with_what_it_starts(confinement: Confinement) -> None:
+    """Also when other leases begin and end; everything else stays off them, and the thread goes back afterwards."""
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append(allowed_cores())
+
+    def run() -> None:
+        with confinement.placed(frozenset({LEASED}), leased=True):
+            helper = subprocess.Popen(["sleep", "60"])
+            for cores in (USABLE, OPEN):
+                confinement.set_open(cores)
+                found.extend([allowed_cores(), allowed_cores(helper.pid), allowed_cores(os.getpid())])
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+            helper.kill()
+            helper.wait()
+        look()
+
+    confinement.set_open(OPEN)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    leased = frozenset({LEASED})
+    assert found == [leased, leased, USABLE, leased, leased, OPEN, leased, OPEN]
+
+
+def test_a_thread_that_names_its_cores_keeps_to_those_of_them_that_are_open(confinement: Confinement) -> None:
+    found = []
+
+    def run() -> None:
+        with confinement.placed(frozenset({LEASED}), leased=False):
+            for cores in (USABLE, OPEN, USABLE):
+                confinement.set_open(cores)
+                found.append(allowed_cores())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [frozenset({LEASED}), OPEN, frozenset({LEASED})]

@@ -10,6 +10,8 @@ import pytest
 
 from rota import store
 from rota.errors import ContextInvalid, ContextRefused, IslandRefused, LeaseRefused, StaleClaim
+from rota.host.confinement import Confinement
+from rota.host.thread_settings import allowed_cores
 from rota.kernel import Kernel, KernelState
 from rota.model import reasons
 from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, ReservedTime
@@ -476,6 +478,17 @@ def test_this_host_has_this_process_cores() -> None:
     assert host == this_host()
     assert host.memory_bytes > 2**20
     assert host.slots >= len(host.cores)
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="a lease needs two cores")
+def test_this_host_has_the_cores_that_this_process_keeps_off_while_they_are_leased() -> None:
+    """A graph that is an island asks while other runs have leases."""
+    host, confinement = this_host(), Confinement()
+    confinement.set_open(host.cores[:1])
+    try:
+        assert this_host() == host
+    finally:
+        confinement.set_open(host.cores)
 
 
 def test_grants_survive_a_checkpoint_and_an_old_file_gets_the_tables(tmp_path: Path) -> None:

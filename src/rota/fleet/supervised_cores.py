@@ -45,7 +45,6 @@ class SupervisedCores:
         self._resources = resources
         self._lock = threading.Lock()
         self._host: CoreHost | None = None
-        self._confinement: Confinement | None = None
         self._check_at = 0.0
         self._faults = FaultLog("rota.fleet")
         self._told: dict[int, str] = {}  # why entries wait, by entry
@@ -105,10 +104,11 @@ class SupervisedCores:
         self._refresh()
 
     def _here(self) -> tuple[Confinement, CoreHost]:
+        confinement = self._resources.confinement
         with self._lock:
-            if self._host is None or self._confinement is None:
-                self._confinement, self._host = Confinement(), this_host()  # before anything is confined
-            return self._confinement, self._host
+            if self._host is None:
+                self._host = this_host()
+            return confinement, self._host
 
     def _refresh(self) -> None:
         confinement, host = self._here()
@@ -138,10 +138,9 @@ class SupervisedCores:
 
     @property
     def _is_confined(self) -> bool:
-        confinement = self._confinement
-        return confinement is not None and confinement.open_cores != confinement.usable
+        return self._resources.is_confined
 
     def close(self) -> None:
         """Use all cores again: this process may go on after its supervisor."""
-        if self._confinement is not None:
-            self._confinement.set_open(self._confinement.usable)
+        if self._is_confined:
+            self._resources.confinement.set_open(self._resources.confinement.usable)

@@ -11,20 +11,21 @@ What a process had before is not always seen, because processes start while othe
     started since               its parent was confined before the fork or after it: it has what its parent had
 
 So parents are confined before their children, and a new process whose cores are its parent's, confined or not, gets
-back what its parent gets back. A session that is started on some cores is reported (`started`): which of them were open
-was decided before it started, and leases may have begun or ended since.
+back what its parent gets back. A thread of this process may have cores of its own (`placed`); whatever has exactly the
+cores that it leases was started by it, and is left alone too. A session that is started on some cores is reported
+(`started`): which of them were open was decided before it started, and leases may have begun or ended since.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from rota.errors import RotaError
 from rota.host.lineage import descendants_of, parent_of
-from rota.host.thread_settings import allowed_cores, confined_from, pin
+from rota.host.thread_settings import allowed_cores, confined_from, pin, pin_thread
 
 __all__ = ["Confinement"]
 
@@ -39,6 +40,8 @@ class Confinement:
         self._lock = threading.Lock()
         self._open = self.usable
         self._owners: set[int] = set()  # leaders of sessions that have leased cores
+        self._placed: dict[int, frozenset[int]] = {}  # threads of this process that have cores of their own
+        self._leased: set[frozenset[int]] = set()  # those of them that are leased
         self._before: dict[int, frozenset[int]] = {}  # by process: its cores without any lease
 
     @property
@@ -79,6 +82,24 @@ class Confinement:
                     if allowed_cores(pid) != wanted:
                         pin(pid, wanted)
 
+    @contextmanager
+    def placed(self, cores: frozenset[int], *, leased: bool) -> Iterator[None]:
+        """Run the calling thread, and what it starts meanwhile, on these cores."""
+        thread = threading.get_native_id()
+        with self._lock:
+            self._placed[thread] = cores
+            if leased:
+                self._leased.add(cores)
+            pin_thread(thread, cores if leased else self.open_of(cores))
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._placed[thread]
+                self._leased.discard(cores)
+                with suppress(RotaError):  # they have been taken from this process
+                    pin_thread(thread, self._open)
+
     def end(self, leader: int) -> None:
         """Forget a session that has ended."""
         with self._lock:
@@ -99,17 +120,22 @@ class Confinement:
                     self._confine(pid, parents_had)
             done.update(new)
             parents_had = [inherited, self._open]  # one that was started since has what its parent had by then
+        for thread, cores in self._placed.items():
+            if cores not in self._leased:
+                pin_thread(thread, self.open_of(cores))
         self._before = {} if self._open == self.usable else {pid: self._before[pid] for pid in done & {*self._before}}
 
     def _confine(self, pid: int, parents_had: list[frozenset[int]]) -> None:
         now = allowed_cores(pid)
+        if now in self._leased:
+            return
         before = self._before.get(pid) or self._before.get(parent_of(pid)) or self.usable
         if all(now != _open_of(before, opened) for opened in parents_had):
             before = now  # chosen by itself
         self._before[pid] = before
         wanted = self.open_of(before)
         if now != wanted:
-            pin(pid, wanted)
+            pin(pid, wanted, but=self._leased)
 
 
 def _open_of(cores: frozenset[int], opened: frozenset[int]) -> frozenset[int]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -51,6 +51,7 @@ __all__ = [
     "check_cores",
     "confined_from",
     "pin",
+    "pin_thread",
     "read_scheduling",
     "read_settings",
     "sched_attributes",
@@ -192,8 +193,11 @@ def check_cores(cores: Iterable[int]) -> frozenset[int]:
     return asked
 
 
-def pin(pid: int, cores: Iterable[int]) -> tuple[Advisory, ...]:
-    """Restrict all threads of a process to these cores. Return advisories for what is not in force."""
+def pin(pid: int, cores: Iterable[int], *, but: Collection[frozenset[int]] = ()) -> tuple[Advisory, ...]:
+    """Restrict all threads of a process to these cores. Return advisories for what is not in force.
+
+    `but` are sets of cores: threads that have one of these keep it.
+    """
     asked = check_cores(cores)
     pinned: set[int] = set()
     for _round in range(PIN_ROUNDS_MAX):
@@ -201,7 +205,8 @@ def pin(pid: int, cores: Iterable[int]) -> tuple[Advisory, ...]:
         if not new:
             return affinity_advisories(asked, allowed_cores(pid))
         for thread in new:
-            _pin_thread(thread, asked)
+            if not but or not _has_one_of(thread, but):
+                pin_thread(thread, asked)
         pinned.update(new)
     return (Advisory("cores", "the process creates threads faster than they can be pinned", core_list(asked)),)
 
@@ -221,7 +226,15 @@ def threads_of(pid: int) -> Iterator[int]:
         raise _no_process(pid) from gone
 
 
-def _pin_thread(thread: int, cores: frozenset[int]) -> None:
+def _has_one_of(thread: int, sets: Collection[frozenset[int]]) -> bool:
+    try:
+        return allowed_cores(thread) in sets
+    except NotFound:  # it has ended
+        return True
+
+
+def pin_thread(thread: int, cores: frozenset[int]) -> None:
+    """Restrict one thread to these cores."""
     try:
         os.sched_setaffinity(thread, cores)
     except ProcessLookupError:

@@ -39,14 +39,18 @@ from rota.kernel.core_grants import (
 from rota.kernel.entries import RowToChange, rows_to_change
 from rota.kernel.journal import append
 from rota.kernel.lookups import find_agent
+from rota.lazy import late
 from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, CoreStatus, HostStatus
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresRefused, EventData
 from rota.store import Transaction
 
 if TYPE_CHECKING:
+    from rota.host import thread_settings
     from rota.service.api import SchedulerApi
     from rota.service.core_admission import Asker
+else:
+    thread_settings = late("rota.host.thread_settings")  # only supervisors need it
 
 __all__ = [
     "CoreGrants",
@@ -229,15 +233,14 @@ def _host_status(grants: list[CoreGrant]) -> HostStatus:
 def this_host() -> CoreHost:
     """Return this machine and the cores that this process may use. Its key is the same in every container.
 
-    Islands may reserve its memory, and a slot for each core that the machine has.
+    Cores that are leased, which this process keeps off, are among them. Islands may reserve its memory, and a slot for
+    each core that the machine has.
     """
     name = os.uname().nodename or "localhost"
-    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = tuple(sorted(thread_settings.usable_cores()))
     boot, _, _ = SystemClock().boot_id().partition("/")  # without the time namespace, which a container may have
     key = name if boot.startswith("process-") else boot
-    return CoreHost(
-        key=key, name=name, cores=tuple(cores), memory_bytes=_memory_bytes(), slots=os.cpu_count() or len(cores)
-    )
+    return CoreHost(key=key, name=name, cores=cores, memory_bytes=_memory_bytes(), slots=os.cpu_count() or len(cores))
 
 
 def _memory_bytes() -> int:

@@ -14,9 +14,11 @@ Any supervisor can go on with a run: it compiles the graph from the stored docum
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -50,10 +52,12 @@ from rota.graph.run_options import RuntimeRunnerOptions, SchedulerStopReason
 from rota.graph.run_values import outputs_of
 from rota.graph.stop import StopToken
 from rota.host.process_cpu import thread_cpu_s
+from rota.host.thread_settings import usable_cores
+from rota.model.core_grants import CoreGrant
 from rota.model.graph_runs import ENDED, GraphRun
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
-from rota.service.core_grants import refused_delay_s, release, this_host
+from rota.service.core_grants import open_cores, refused_delay_s, release, this_host
 
 __all__ = ["GraphRunner"]
 
@@ -69,6 +73,7 @@ class GraphRunner:
 
     def __init__(self, resources: RunnerResources) -> None:
         self._api = resources.api
+        self._resources = resources
         self._registry = _KnownOrImported(resources.components or ComponentRegistry())
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()  # by document, the last used at the end
         self._lock = threading.Lock()
@@ -126,17 +131,31 @@ class GraphRunner:
             return self._run_epochs(api, run, plan, channel, stop)
         ask = island_ask(plan)
         try:
-            api.cores.grant(entry.sched_id, entry.token or 0, this_host(), ask)
+            grant = api.cores.grant(entry.sched_id, entry.token or 0, this_host(), ask)
         except (IslandRefused, LeaseRefused, ContextRefused) as refusal:  # recorded; `rota why` shows it
             if refusal.data.get("never"):
                 return self._end(api, run, "failed", error=refusal.message)
             channel.log(f"rota: {refusal.message}\n".encode())
             return RunOutcome(yield_after_s=refused_delay_s(api.clock.now() - entry.created_at))
         try:
-            return self._run_epochs(api, run, plan, channel, stop)
+            with self._placed(api, grant):
+                return self._run_epochs(api, run, plan, channel, stop)
         finally:
             with suppress(RotaError):  # it ends with the claim
                 release(api, entry.sched_id, entry.token or 0)
+
+    @contextmanager
+    def _placed(self, api: SchedulerApi, grant: CoreGrant) -> Iterator[None]:
+        """Stay on the cores that were granted, with the threads and processes that the graph's lanes start."""
+        cores = frozenset(grant.allowed)
+        if not hasattr(os, "sched_setaffinity") or cores == usable_cores():
+            yield
+            return
+        confinement = self._resources.confinement
+        if grant.leased:
+            confinement.set_open(open_cores(api, this_host()))  # everything else leaves them first
+        with confinement.placed(cores, leased=bool(grant.leased)):
+            yield
 
     def _run_epochs(
         self, api: SchedulerApi, run: GraphRun, plan: Plan, channel: RunChannel, stop: StopToken

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rota.clock import AwakeClock, Clock, SystemClock
 from rota.host.cgroups import Cgroups
+from rota.host.confinement import Confinement
 from rota.host.cpu_groups import CpuGroups, CpuOwner
 from rota.host.lineage import kill_orphans
 from rota.host.quota_signals import QuotaSignals
@@ -48,6 +49,7 @@ class RunnerResources:
         self._cgroups: Cgroups | None = None
         self._cpu_groups: CpuGroups | None = None
         self._quotas: QuotaSignals | None = None
+        self._confinement: Confinement | None = None
 
     @property
     def reaper(self) -> ReaperClient:
@@ -78,7 +80,7 @@ class RunnerResources:
             return self._cpu_groups
 
     def cpu_changed(self, key: str, read: Callable[[], CpuOwner]) -> None:
-        """Apply the settings of a project or an agent that was changed to what runs; they are read if something of it runs."""
+        """Apply the settings of a project or an agent that was changed to what runs; they are read if it runs."""
         groups, quotas = self._cpu_groups, self._quotas
         if groups is not None and groups.has(key):
             groups.change(read())
@@ -92,6 +94,20 @@ class RunnerResources:
             if self._quotas is None:
                 self._quotas = QuotaSignals(AwakeClock(), cores=len(allowed_cores()))  # CPU time is real time
             return self._quotas
+
+    @property
+    def confinement(self) -> Confinement:
+        """The cores that this process and what it starts may use, besides those that runs have leased."""
+        with self._lock:
+            if self._confinement is None:
+                self._confinement = Confinement()
+            return self._confinement
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether this process is kept off some cores now."""
+        confinement = self._confinement
+        return confinement is not None and confinement.open_cores != confinement.usable
 
     def close(self) -> None:
         """Kill every command that runs, and end the reaper."""
