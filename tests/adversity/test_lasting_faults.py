@@ -24,7 +24,9 @@ from rota.fleet.on_ray import ray_runs
 from rota.fleet.progress import PAUSE_S, ProgressReports
 from rota.fleet.restarts import Restarts
 from rota.fleet.runners.resources import RunnerResources
+from rota.host.thread_settings import allowed_cores
 from rota.host.watchdog import Watchdog
+from rota.model.cpu import core_list
 from rota.model.ray import RayCluster
 from rota.rpc.daemon import agent_recovery, http, lost_workers, tcp
 from rota.rpc.daemon.systemd import SystemdNotifier
@@ -145,6 +147,19 @@ def test_leased_cores(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(TRIES):
         cores.on_due()
     assert said() == ["cannot read which cores are leased"]
+
+
+def test_cores_that_others_have_leased(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that this supervisor may use, by one that may use others too; until the lease ends."""
+    cores = supervised_cores.SupervisedCores(stub(), RunnerResources())
+    usable = allowed_cores()
+    for opened in ((), usable, ()):
+        monkeypatch.setattr(supervised_cores, "open_cores", lambda *_, opened=opened: opened)
+        for _ in range(TRIES):
+            cores.on_due()
+    told = f"cores {core_list(usable)}, which are all that this supervisor may use, are leased by other runs"
+    assert said() == [told, told]
+    assert allowed_cores() == usable
 
 
 def test_the_progress_of_a_run(said: Any) -> None:

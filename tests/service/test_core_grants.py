@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rota import store
@@ -70,6 +71,7 @@ def test_a_lease_is_a_row_of_its_claim_and_leaves_a_core_open(world: World) -> N
     assert (grant.leased, grant.open_cores, grant.owner) == ((1,), (0,), "build")
     assert leased(world) == {1: claim[0]}
     assert open_cores(world.dispatcher, BOX) == (0,)
+    assert open_cores(world.dispatcher, msgspec.structs.replace(BOX, cores=(1,))) == ()
     granted = [fact for fact in world.facts() if isinstance(fact, CoresGranted)]
     assert [(one.sched_id, one.host_name, one.leased) for one in granted] == [(claim[0], "box", (1,))]
     check_replay(world)

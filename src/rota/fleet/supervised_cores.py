@@ -22,7 +22,7 @@ from rota.fleet.runners.contract import RunOutcome
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.confinement import Confinement
 from rota.model.core_grants import CoreHost
-from rota.model.cpu import CpuSettings
+from rota.model.cpu import CpuSettings, core_list
 from rota.model.events import CoresGranted, CoresReturned, Event
 from rota.model.retries import CORES_NEVER_GRANTED
 from rota.service.api import SchedulerApi
@@ -46,6 +46,7 @@ class SupervisedCores:
         self._lock = threading.Lock()
         self._host: CoreHost | None = None
         self._check_at = 0.0
+        self._has_no_core = False  # other supervisors have leased all that this process may use
         self._faults = FaultLog("rota.fleet")
         self._told: dict[int, str] = {}  # why entries wait, by entry
 
@@ -74,7 +75,7 @@ class SupervisedCores:
         self._told.pop(entry.sched_id, None)
         try:
             if granted.leased:
-                confinement.set_open(open_cores(self._api, host))
+                self._confine(confinement, host)
                 cpu = msgspec.structs.replace(cpu, leased=frozenset(granted.leased))
                 run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
             return execute()
@@ -114,11 +115,20 @@ class SupervisedCores:
         confinement, host = self._here()
         self._check_at = self._api.clock.monotonic() + CHECK_S
         try:
-            confinement.set_open(open_cores(self._api, host))
+            self._confine(confinement, host)
         except RotaError as problem:
             self._faults.failed("cannot read which cores are leased", problem)
         else:
             self._faults.worked()
+
+    def _confine(self, confinement: Confinement, host: CoreHost) -> None:
+        opened = open_cores(self._api, host)
+        confinement.set_open(opened)
+        if not opened and not self._has_no_core:
+            told = "are leased by other runs: what runs here shares them"
+            cores = core_list(confinement.usable)
+            _log.warning("cores %s, which are all that this supervisor may use, %s", cores, told)
+        self._has_no_core = not opened
 
     # --- background ------------------------------------------------------------------------------
 

@@ -279,6 +279,9 @@ def release(api: SchedulerApi, sched_id: int, token: int) -> None:
 
 
 def open_cores(api: SchedulerApi, host: CoreHost) -> tuple[int, ...]:
-    """Return the cores of a host that no lease has: everything but the owners of leases stays on them."""
+    """Return the cores of a host that no lease has: everything but the owners of leases stays on them.
+
+    There is none if a supervisor that may use other cores too has leased all of these.
+    """
     leased = api.cores.leased(host.key)
-    return tuple(core for core in host.cores if core not in leased) or host.cores
+    return tuple(core for core in host.cores if core not in leased)
