@@ -9,7 +9,7 @@ import pytest
 
 from rota import store
 from rota.clock import ManualClock, local_time
-from rota.kernel import Completion, Kernel, ScheduleSpec
+from rota.kernel import Completion, Kernel, RunReport, ScheduleSpec
 from rota.kernel.affinity import AFFINITY_WAIT_S
 from rota.model import reasons
 from rota.model.explanation import Explanation
@@ -280,6 +280,26 @@ def test_the_history_of_a_finished_entry(kernel: Kernel, pid: int) -> None:
     ]
     assert explanation.story_is_whole
     assert explanation.estimate.basis == "it is completed"
+
+
+def test_a_run_that_went_back_to_the_queue_has_not_ended_in_the_history(kernel: Kernel, pid: int) -> None:
+    """One that is refused its cores, for example: its report says completed, and a later error is not its own."""
+    dispatcher, sched_id = Dispatcher(kernel), kernel.queue.enqueue(ScheduleSpec(pid))
+    for report in ({"back": "yield"}, {"exit_kind": "failed", "result": {"error": "no network"}}):
+        (run,) = kernel.queue.claim(worker_id="w")
+        dispatcher.turn(
+            [RunReport(sched_id=sched_id, token=run.token or 0, **report)],  # type: ignore[arg-type]
+            worker_id="w",
+            max_n=0,
+        )
+    assert [step.words for step in explain(dispatcher, sched_id).story] == [
+        "enqueued",
+        "claimed by w (attempt 1), chosen by strict",
+        "back in the queue: yield",
+        "claimed by w (attempt 1), chosen by strict",
+        "run 1 ended: failed: no network",
+        "ended: failed; not retried: it is not retried when it has failed",
+    ]
 
 
 def test_a_running_entry_has_no_suggestions(kernel: Kernel, pid: int) -> None:

@@ -67,6 +67,7 @@ def _id_ranges(start: int, end: int, token: int | None) -> list[tuple[int, int]]
 
 
 _HOLDS = {"worker": "for its worker"}  # the names of the other holds are clear
+_RETURNED = ("yield", "preempt")  # outcomes of runs that went back to the queue, which the history says anyway
 
 
 def _steps(found: dict[int, Event], entry: ReadyEntry) -> Iterator[HistoryStep]:
@@ -123,7 +124,7 @@ def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR09
             return f"run {event.attempt} started on {event.slot}"
         case events.RunProgressed(sched_id=run) if run == sched_id:
             return f"run {event.attempt}: {event.fraction:.0%} {event.text}".rstrip()
-        case events.RunEnded(sched_id=run) if run == sched_id:
+        case events.RunEnded(sched_id=run) if run == sched_id and event.outcome not in _RETURNED:
             return f"run {event.attempt} ended: {event.exit_kind}{_error_of(entry, event.attempt)}"
     return None
 
