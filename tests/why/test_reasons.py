@@ -288,7 +288,7 @@ def test_a_run_that_went_back_to_the_queue_has_not_ended_in_the_history(kernel: 
     for report in ({"back": "yield"}, {"exit_kind": "failed", "result": {"error": "no network"}}):
         (run,) = kernel.queue.claim(worker_id="w")
         dispatcher.turn(
-            [RunReport(sched_id=sched_id, token=run.token or 0, **report)],  # type: ignore[arg-type]
+            [RunReport(sched_id=sched_id, token=run.token or 0, **report)],
             worker_id="w",
             max_n=0,
         )
