@@ -232,6 +232,28 @@ def test_a_quota_of_more_than_the_machine_is_a_warning(harness: FleetHarness) ->
     assert [text for text in planned(harness, exactly).warnings if "cpu" in text] == []
 
 
+@pytest.mark.parametrize(
+    ("island", "budget", "told"),
+    [
+        ("{period_ms: 10}", 3, None),
+        ("{period_ms: 10, cores: '4000'}", 3, "cores 4000 are asked of "),
+        ("{period_ms: 10}", 10, "ppm: 1,000,000 needed, 950,000 available, so it is not admitted as an island here"),
+        ("{period_ms: 10}", 0, "component tick has no budget_ms, so it is not admitted as an island here"),
+    ],
+)
+def test_an_island_that_this_machine_cannot_admit_is_a_warning(
+    harness: FleetHarness, island: str, budget: int, told: str | None
+) -> None:
+    (harness.folder / "voice.yaml").write_text(
+        f"schema_version: 2\ngraph: {{name: voice, island: {island}}}\nlanes: {{loop: {{type: event_loop}}}}\n"
+        f"edges: []\ncomponents: [{{id: tick, type: rota.input, execution: {{lane: loop, budget_ms: {budget}}}}}]\n"
+    )
+    graphs = "[graphs.voice]\nfile = 'voice.yaml'\ninputs = {tick = 1}\n"
+    warnings = [text for text in planned(harness, graphs).warnings if text.startswith("graphs.voice.file: ")]
+    assert len(warnings) == (told is not None)
+    assert told is None or told in warnings[0]
+
+
 def test_cores_and_leases_that_this_machine_cannot_give_are_listed_as_refused(harness: FleetHarness) -> None:
     usable = allowed_cores()
     project = f"[projects.p]\ncpu = {{cores = '{core_list({*usable, 4000})}'}}\n"

@@ -1,12 +1,14 @@
-"""What the `cpu` settings of a fleet file amount to on this machine: enforced, cooperative or refused."""
+"""What `cpu` settings and islands of a fleet file amount to on this machine: enforced, cooperative or refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from rota import graph
+from rota.errors import IslandRefused, Refused
 from rota.fleet.config.tables import Fleet
 from rota.fleet.run_cpu import where_of
 from rota.host.capabilities import allowed_policies
@@ -17,6 +19,7 @@ from rota.lazy import late
 from rota.model.core_grants import CoreAsk
 from rota.model.cpu import CpuSettings, RealtimeRequest, core_list
 from rota.model.struct_reader import join_key
+from rota.service.core_grants import this_host
 
 if TYPE_CHECKING:
     from rota.service import core_admission as admission
@@ -93,6 +96,21 @@ def cpu_warnings(fleet: Fleet) -> Iterator[str]:
         if never is not None:
             most = ", ".join(never.data.get("missing", ())[:1])
             yield f"{key}.realtime: no core can reserve {cpu.realtime} ({most}), so its runs will fail"
+    for name, agent in fleet.graph_agents.items():
+        if (agent.document.get("graph") or {}).get("island") is not None:
+            yield from _about_island(join_key("graphs", name), agent.document)
+
+
+def _about_island(key: str, document: Mapping[str, Any]) -> Iterator[str]:
+    """Warn of a graph that this machine would not admit with nothing else to do."""
+    plan = graph.compile_graph(graph.read_stored(document).spec)
+    try:
+        ask = graph.island_ask(plan)
+        admission.decide(this_host(), (), ask, admission.Asker(1, 1, 1, plan.name, None, 0.0), [])
+    except IslandRefused as refusal:
+        yield f"{key}.file: {'; '.join(refusal.data['missing'])}, so it is not admitted as an island here"
+    except Refused as refusal:
+        yield f"{key}.file: {refusal.message}, so it is not admitted as an island here"
 
 
 class _Setting(NamedTuple):
