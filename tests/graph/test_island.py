@@ -25,10 +25,12 @@ from rota.graph import (
     load_text,
 )
 from rota.graph.spec import MEMORY_BYTES_MAX
-from rota.kernel import Kernel
-from rota.model.core_grants import CoreHost
+from rota.host.thread_settings import allowed_cores
+from rota.kernel import Kernel, ScheduleSpec
+from rota.model.core_grants import CoreAsk, CoreHost
+from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted
-from rota.service import Asker, decide
+from rota.service import Asker, CoreGrants, decide, this_host
 
 GRAPH = """
 schema_version: 2
@@ -177,6 +179,20 @@ def test_the_command_admits_or_refuses_the_whole_graph(tmp_path: Path, budget: i
     kinds = [event.kind for event in kernel.journal.tail(0, 1000)]
     assert CoresGranted.kind in kinds
     assert kernel.queue.get(1).exit_kind == "completed"
+    kernel.store.close()
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="a lease needs two cores")
+def test_the_command_keeps_off_the_cores_that_runs_have_leased(tmp_path: Path) -> None:
+    database, before = str(tmp_path / "rota.db"), allowed_cores()
+    kernel = Kernel(store.open(database))
+    kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("build")))
+    (run,) = kernel.queue.claim(worker_id="box")
+    lease = CoreGrants(kernel).grant(run.sched_id, run.token or 0, this_host(), CoreAsk(cpu=CpuSettings(lease=1)))
+    anywhere = GRAPH.replace(', cores: "0-1"', "")
+    with admitted(plan(anywhere), database, quiet=True):
+        assert allowed_cores() == before - set(lease.leased)
+    assert allowed_cores() == before
     kernel.store.close()
 
 

@@ -35,7 +35,7 @@ def admitted(plan: Plan, store: str | None, *, quiet: bool) -> Iterator[OnEpoch]
 
     The function that it yields has to be called after each epoch: it keeps the claim alive.
     """
-    with _granted(plan, store) as (grant, heartbeat), _on_cores(grant.allowed):
+    with _granted(plan, store) as (grant, heartbeat), _on_cores(_places(grant)):
         if not quiet:
             say(f"{plan.name}: island admitted: {'; '.join(_words(grant))}", err=True)
         yield heartbeat
@@ -89,6 +89,11 @@ def _heartbeat(api: SchedulerApi, sched_id: int, token: int) -> OnEpoch:
             api.queue.heartbeat(sched_id, token=token)
 
     return beat
+
+
+def _places(grant: CoreGrant) -> tuple[int, ...]:
+    """Return where this process may run: no supervisor would keep it off the cores that others have leased."""
+    return grant.leased or tuple(core for core in grant.allowed if core in grant.open_cores)
 
 
 @contextlib.contextmanager
