@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,15 @@ from hypothesis import strategies as st
 from rota.clock import ManualClock
 from rota.errors import RunnerProtocolBroken
 from rota.fleet.agent_settings import AgentSettings
+from rota.fleet.run_cpu import RunCpu
 from rota.fleet.runners import protocol
 from rota.fleet.runners.ndjson import EXIT_GRACE_S, IPC_TIMEOUT_S, NdjsonRunner
 from rota.fleet.runners.resources import RunnerResources
+from rota.host.thread_settings import allowed_cores
 from rota.model.checks import RESULT_BYTES_MAX
+from rota.model.cpu import CpuSettings
 from rota.model.work import Limits
+from tests.host.support import state_of, until
 from tests.runners.recording import RecordingChannel, Running, assignment, python
 
 HEAD = """
@@ -300,6 +305,32 @@ def test_a_program_that_does_not_answer_in_time_never_starts() -> None:
         runner.close()
     assert (outcome.outcome, outcome.result["name"]) == ("handshake_failed", "kernel_runner_ipc_timeout")
     assert channel.stop_handle is None
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_program_that_its_cpu_settings_keep_from_running_has_longer_to_answer(tmp_path: Path, waits: bool) -> None:
+    """As when ten start at once under the quota of their project; one that only waits has no more."""
+    clock, channel, go = ManualClock(), RecordingChannel(), tmp_path / "go"
+    starts = "hear()" if waits else f"while not os.path.exists({str(go)!r}): pass"
+    script = f"""
+import os
+init = hear(); print('here', os.getpid(), file=sys.stderr, flush=True)
+{starts}
+say(op='ready', pid=init['pid']); say(op='exit', exit_kind='completed')
+"""
+    cpu = RunCpu(owners=(), usable=allowed_cores(), own=CpuSettings())
+    with RunnerResources(clock) as resources:
+        runner = NdjsonRunner(resources)
+        run = Running(runner, assignment(raw(script), cpu=cpu), channel)
+        channel.until(lambda: channel.text.endswith("\n"))
+        pid = int(channel.text.split()[1])
+        until(lambda: not waits or state_of(pid) == "S")
+        clock.advance(IPC_TIMEOUT_S)
+        clock.until_parked()
+        go.touch()
+        outcome = run.outcome()
+        runner.close()
+    assert (outcome.exit_kind, outcome.outcome) == (("failed", "handshake_failed") if waits else ("completed", None))
 
 
 def test_a_program_that_cannot_start_ends_as_spawn_failed(

@@ -19,7 +19,7 @@ from rota.host.lineage import descendants_of, thread_states
 __all__ = ["is_runnable", "own_cpu_s", "process_cpu_ns", "thread_cpu_s", "tree_cpu_ns"]
 
 _SCHEDULER_TIME = 2  # the kind of clock, in its id
-_WANTS_CPU = frozenset("RD")  # runnable, waits for the disk
+_WANTS_CPU = frozenset("RDT")  # runnable, waits for the disk, was stopped
 
 
 def _clock_id(pid: int) -> int:
@@ -59,5 +59,5 @@ def tree_cpu_ns(pid: int) -> int:
 
 
 def is_runnable(pid: int) -> bool:
-    """Whether any thread of a process or of its descendants is runnable or waits for the disk."""
+    """Whether any thread of a process or of its descendants is runnable, waits for the disk, or was stopped."""
     return any(state in _WANTS_CPU for process in (pid, *descendants_of(pid)) for state in thread_states(process))

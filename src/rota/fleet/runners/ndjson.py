@@ -44,7 +44,7 @@ from rota.model.checks import RESULT_BYTES_MAX
 
 __all__ = ["EXIT_GRACE_S", "IPC_TIMEOUT_S", "NdjsonRunner"]
 
-IPC_TIMEOUT_S = 5.0  # from the start to ready
+IPC_TIMEOUT_S = 5.0  # from the start to ready; of CPU time, if its `cpu` settings keep it from running
 EXIT_GRACE_S = 5.0  # from the final message to the exit
 SEND_QUEUE_BYTES_MAX = 16 * 1024 * 1024  # messages that the agent has not read
 WAITS_MAX = 16  # concurrent requests of one run that wait
@@ -299,6 +299,10 @@ class _Conversation:
     def _handshake_timed_out(self) -> None:
         with self._lock:
             if self._phase != "handshake":
+                return
+            may_wait = self._assignment.cpu is not None and self._channel.stop_reason is None
+            if may_wait and self._program.is_held_up(IPC_TIMEOUT_S):  # by its quota, or that of its project
+                self._timer = self._watchdog.watch(IPC_TIMEOUT_S, self._handshake_timed_out)
                 return
         self._fail(RunnerIpcTimeout(f"the program did not send ready within {IPC_TIMEOUT_S:g} s"))
 

@@ -34,7 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from rota.errors import HostError, MinderLost, RotaError
+from rota.errors import HostError, MinderLost, NotFound, RotaError
 from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
 from rota.fleet.runners.cpu_hold import CpuHold
@@ -42,6 +42,7 @@ from rota.fleet.runners.resources import RunnerResources
 from rota.host.cgroup_files import GroupLimits, Limit
 from rota.host.cgroups import ControlGroup
 from rota.host.command import Command, EncodedCommand, SessionExit, filter_environment, signal_name
+from rota.host.process_cpu import is_runnable, tree_cpu_ns
 from rota.host.session import Session
 from rota.model.work import Limits
 
@@ -328,6 +329,12 @@ class Program:
         self.advisories += map(str, self.session.advisories)
         if self._hold is not None:
             self._hold.started(self.session)
+
+    def is_held_up(self, cpu_s: float) -> bool:
+        """Whether it would run if it could, and has used less CPU time than this."""
+        with suppress(NotFound):  # it has exited
+            return is_runnable(self.session.pid) and tree_cpu_ns(self.session.pid) < cpu_s * 1e9
+        return False
 
     def pump(
         self, sinks: Sinks, wake: int | None = None, on_wake: Callable[[select.poll], None] | None = None
