@@ -136,6 +136,7 @@ def test_cores_that_are_not_there_are_refused_before_the_run_starts(
         runner.close()
     assert outcome.exit_kind == "failed"
     assert f"there is no core that it may use: {named}; usable cores: {core_list(USABLE)}" in outcome.result["error"]
+    assert outcome.result["hint"].startswith("Correct `cores`")
 
 
 @pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False])

@@ -102,7 +102,8 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
             return
         named = [f"{owner.label} names cores {owner.cpu.cores}" for owner in self.owners if owner.cpu.cores]
         usable = f"usable cores: {core_list(self.usable)}"
-        raise CommandInvalid(f"there is no core that it may use: {', '.join(named)}; {usable}", field="cores")
+        text = f"there is no core that it may use: {', '.join(named)}; {usable}"
+        raise CommandInvalid(text, hint="Correct `cores` and run `rota reload`, then retry the entry.", field="cores")
 
     def signalled_quotas(self, support: Mapping[Feature, FeatureSupport]) -> dict[str, CpuQuota | None]:
         """Return the quotas that no group enforces, by their owners; None: a reload may give it one."""
