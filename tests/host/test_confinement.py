@@ -149,9 +149,14 @@ def test_the_owner_of_a_lease_keeps_its_cores(confinement: Confinement, forking:
 def test_a_thread_of_this_process_has_its_leased_cores_with_what_it_starts(confinement: Confinement) -> None:
     """Also when other leases begin and end; everything else stays off them, and the thread goes back afterwards."""
     found: list[Any] = []
+    done = threading.Event()
 
     def look() -> None:
         found.append(allowed_cores())
+
+    def look_later() -> None:
+        done.wait()
+        look()
 
     def run() -> None:
         with confinement.placed(frozenset({LEASED}), leased=True):
@@ -164,14 +169,18 @@ def test_a_thread_of_this_process_has_its_leased_cores_with_what_it_starts(confi
             thread.join()
             helper.kill()
             helper.wait()
+            stays = threading.Thread(target=look_later)
+            stays.start()
         look()
+        done.set()
+        stays.join()
 
     confinement.set_open(OPEN)
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     leased = frozenset({LEASED})
-    assert found == [leased, leased, USABLE, leased, leased, OPEN, leased, OPEN]
+    assert found == [leased, leased, USABLE, leased, leased, OPEN, leased, OPEN, OPEN]
 
 
 def test_a_thread_that_names_its_cores_keeps_to_those_of_them_that_are_open(confinement: Confinement) -> None:

@@ -96,9 +96,13 @@ class Confinement:
         finally:
             with self._lock:
                 del self._placed[thread]
-                self._leased.discard(cores)
+                if leased:
+                    self._leased.discard(cores)
                 with suppress(RotaError):  # they have been taken from this process
                     pin_thread(thread, self._open)
+                    if leased:
+                        pin(os.getpid(), self._open, but=self._leased)  # threads that it has left behind
+                        self._place()
 
     def end(self, leader: int) -> None:
         """Forget a session that has ended."""
@@ -120,10 +124,14 @@ class Confinement:
                     self._confine(pid, parents_had)
             done.update(new)
             parents_had = [inherited, self._open]  # one that was started since has what its parent had by then
+        self._place()
+        self._before = {} if self._open == self.usable else {pid: self._before[pid] for pid in done & {*self._before}}
+
+    def _place(self) -> None:
         for thread, cores in self._placed.items():
             if cores not in self._leased:
-                pin_thread(thread, self.open_of(cores))
-        self._before = {} if self._open == self.usable else {pid: self._before[pid] for pid in done & {*self._before}}
+                with suppress(RotaError):  # its group has other cores
+                    pin_thread(thread, self.open_of(cores))
 
     def _confine(self, pid: int, parents_had: list[frozenset[int]]) -> None:
         now = allowed_cores(pid)
