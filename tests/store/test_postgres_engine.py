@@ -184,6 +184,24 @@ def test_a_server_whose_transactions_begin_read_only_is_written(url: str) -> Non
         assert value_of(opened, "word") == "written"
 
 
+@pytest.mark.parametrize("pooler", ["", "&pooler=session"])
+def test_an_idle_session_stays_where_the_server_ends_those_of_others(url: str, pooler: str) -> None:
+    """It holds the worker's id, and hears of commits."""
+    with contextlib.closing(open_postgres(f"{url}&options={quote('-c idle_session_timeout=50')}{pooler}")) as opened:
+        session = opened._engine.backend_pid
+        with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+            connection.execute("SELECT pg_sleep(0.2)")
+            asked = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+            assert connection.execute(asked, (session,)).fetchone() == (1,)
+
+
+def test_a_schema_is_made_and_read_where_a_backslash_escapes(url: str) -> None:
+    settings = quote("-c standard_conforming_strings=off")
+    with contextlib.closing(open_postgres(f"{url}&options={settings}")) as opened:
+        asked = store.Statement("test.json_text", "A text with an escaped NUL.", "SELECT rota_json_text(?, 'word')")
+        assert opened.read(lambda tx: tx.run(asked, ('{"word": "a\\u0000b"}',))) == [("a\ufffdb",)]
+
+
 def test_a_claim_after_commits_of_another_process_takes_three_round_trips(url: str, opened: PostgresStore) -> None:
     with contextlib.closing(open_postgres(url)) as other:
         kernel, foreign = Kernel(opened), Kernel(other)

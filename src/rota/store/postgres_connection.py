@@ -134,6 +134,8 @@ def connect(
         "search_path": address.schema,
         "default_transaction_isolation": "read committed",  # a turn reads what was committed while it waited
         "default_transaction_read_only": "off",
+        "idle_session_timeout": "0",  # a session that waits holds the worker's id and hears of commits
+        "standard_conforming_strings": "on",  # the functions of the schema have texts with \\
         "jit": "off",
         **PLANNER,
         **SERVER_KEEPALIVE,
