@@ -75,10 +75,22 @@ def test_no_message_shows_the_password() -> None:
     assert "secret" not in f"{problem}{address.shown}{problem.data}"
 
 
-@pytest.mark.parametrize("schema", ["", "pg_rota", "Rota", "a-b", "a b", "1a", "x" * 64])
+@pytest.mark.parametrize("schema", ["", "pg_rota", "Rota", "a-b", "a b", "1a", "x" * 59])
 def test_a_name_that_cannot_be_a_schema_is_refused(schema: str) -> None:
     with pytest.raises(InvalidInput, match="schema"):
         parse_url(f"postgresql://host/work?schema={schema}")
+
+
+def test_the_longest_schema_is_written() -> None:
+    """Each commit notifies, on a channel of the schema's name."""
+    schema = "x" * 58
+    url = f"{shared_dsn()}&schema={schema}"
+    try:
+        with contextlib.closing(store.open(url)) as opened:
+            opened.write(lambda tx: tx.run(META_SET, ("word", "written")))
+    finally:
+        with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
 
 
 @pytest.mark.parametrize("rest", ["pooler=transaction", "no_such_option=1"])

@@ -20,7 +20,7 @@ from rota.model.work import ScheduleSpec
 
 __all__ = ["EnqueueStatement", "enqueue_statement"]
 
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,57}")
 _CALL = 'SELECT "{schema}".enqueue({agent}, CAST({payload} AS json), CAST({options} AS jsonb))'
 _checks = Checks("Enqueue", SchedInvalidPayload)
 

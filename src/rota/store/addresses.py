@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _DIGEST_CHARS = 10
-_SHOWN_CHARS = 24  # of the schema, for people: the path of a socket may have 107 bytes, and a schema 63
+_SHOWN_CHARS = 24  # of the schema, for people: the path of a socket may have 107 bytes, and a schema 58
 SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")  # of libpq
 OWN_PARAMETERS = ("schema", "pooler")  # of rota; all others are libpq's
 DEFAULT_SCHEMA = "rota"

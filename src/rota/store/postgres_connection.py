@@ -77,7 +77,7 @@ PLANNER = {
     "enable_mergejoin": "off",
     "max_parallel_workers_per_gather": "0",
 }
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,57}")  # with `rota_` before it, the name of a channel
 _HOSTS = re.compile(r"[\w.:,%-]+")  # names and addresses, in a list; not the folder of a socket
 
 
@@ -98,7 +98,7 @@ def parse_url(url: str) -> PostgresAddress:
     parts = PostgresUrl.split(url)
     schema, pooler = parts.own("schema", DEFAULT_SCHEMA), parts.own("pooler", "")
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
-        text = f"{schema!r} cannot be a schema: lower-case letters, digits and _ only, at most 63, not pg_…"
+        text = f"{schema!r} cannot be a schema: lower-case letters, digits and _ only, at most 58, not pg_…"
         raise InvalidInput(text, field="schema", hint=f"Write ?schema={DEFAULT_SCHEMA} at the end of the URL.")
     if pooler not in ("", "session"):
         raise InvalidInput(f"pooler must be session, not {pooler!r}", field="pooler")
