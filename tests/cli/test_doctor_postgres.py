@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,8 @@ from tests.postgres_server import own_schema, shared_dsn
 GOOD = ServerHealth(
     shown="db/fleet?schema=rota", schema="rota", schema_version="115", version="17.2", is_standby=False, fsync=True,
     full_page_writes=True, synchronous_commit="on", encoding="UTF8", collation="en_US.utf8", round_trip_s=0.0004,
-    clock_ahead_s=-0.01, connections=20, connections_of_rota=6, connections_max=97, turn=None, waiting=0,
+    clock_ahead_s=-0.01, connections=20, connections_of_rota=6, connections_hidden=0, connections_max=97,
+    connections_left=None, turn=None, waiting=0,
     oldest=None, dead_rows=DeadRows("agent_events", 3, 900), inactive_slots={}, listen_s=0.001,
 )  # fmt: skip
 
@@ -56,6 +58,8 @@ def test_a_server_without_trouble_has_no_note() -> None:
         ({"inactive_slots": {"old": 2**30}}, "note", "not in use and keeps 1,024.0 MiB", "drop_replication"),
         ({"inbox": 3, "inbox_s": 4_000.0}, "note", "3 rows of the inbox wait to be taken in", "rota run"),
         ({"connections": 95}, "bad", "2 left", "max_connections"),
+        ({"connections_left": 2}, "bad", "limit of connections; 2 left", "CONNECTION LIMIT"),
+        ({"connections_hidden": 3}, "note", "not seen: 3 sessions", "pg_read_all_stats"),
     ],
 )  # fmt: skip
 def test_each_trouble_is_named_with_what_to_do(changed: dict[str, Any], verdict: str, words: str, fix: str) -> None:
@@ -84,6 +88,27 @@ def test_a_real_server_is_examined_and_the_holder_of_the_turn_is_named(url: str)
     assert health.listen_s is not None
     assert health.connections_of_rota >= 1
     assert abs(health.clock_ahead_s) < 60
+
+
+@pytest.fixture
+def role() -> Iterator[str]:
+    """An ordinary role, which does not see what sessions of others do."""
+    name = f"rota_doctor_{os.getpid()}"
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN CONNECTION LIMIT 5".encode())
+        try:
+            yield name
+        finally:
+            connection.execute(f"DROP ROLE {name}".encode())
+
+
+def test_an_ordinary_role_is_told_of_the_connections_of_others_and_of_its_own_limit(role: str, url: str) -> None:
+    own = url.replace("postgresql://rota@", f"postgresql://{role}@")
+    with contextlib.closing(psycopg.connect(shared_dsn())):
+        health, _ = examine_server(own)
+    assert health.connections >= 2
+    assert health.connections_hidden == health.connections - 1
+    assert health.connections_left == 4
 
 
 def test_an_inactive_slot_is_found(url: str) -> None:

@@ -92,6 +92,9 @@ def _upkeep(health: ServerHealth) -> Iterator[Finding]:
         fix = f"It keeps vacuum from its work. End it: SELECT pg_terminate_backend({oldest.pid})" if is_old else ""
         words = f"the oldest transaction is {span(oldest.open_s)} old: {_session(oldest)}"
         yield Finding(PART, "note" if is_old else "good", words, fix)
+    if health.connections_hidden:
+        words = f"transactions of other roles are not seen: {health.connections_hidden:,} sessions"
+        yield Finding(PART, "note", words, "To see them, have an administrator GRANT pg_read_all_stats to this role.")
     rows = health.dead_rows
     if rows is not None:
         is_much = rows.dead > DEAD_ROWS_MIN and rows.dead > rows.live
@@ -109,11 +112,17 @@ def _upkeep(health: ServerHealth) -> Iterator[Finding]:
 
 
 def _connections(health: ServerHealth) -> Iterator[Finding]:
-    left = health.connections_max - health.connections
-    is_low = left < CONNECTIONS_LEFT_MIN
     words = f"{health.connections:,} of {health.connections_max:,} connections, {health.connections_of_rota:,} of rota"
-    fix = "Raise max_connections: a process of rota needs up to six." if is_low else ""
-    yield Finding(PART, "bad" if is_low else "good", f"{words}; {left:,} left", fix)
+    yield _left(words, health.connections_max - health.connections, "max_connections")
+    if health.connections_left is not None:
+        words = "the role or the database has a limit of connections"
+        yield _left(words, health.connections_left, "the CONNECTION LIMIT (\\du and \\l+ of psql show it)")
+
+
+def _left(words: str, left: int, setting: str) -> Finding:
+    is_low = left < CONNECTIONS_LEFT_MIN
+    fix = f"Raise {setting}: a process of rota needs up to six." if is_low else ""
+    return Finding(PART, "bad" if is_low else "good", f"{words}; {left:,} left", fix)
 
 
 def _session(session: ServerSession) -> str:

@@ -23,8 +23,15 @@ _SETTINGS = """SELECT current_setting('server_version'), pg_is_in_recovery(), cu
     current_setting('full_page_writes'), current_setting('synchronous_commit'),
     current_setting('server_encoding'), (SELECT datcollate FROM pg_database WHERE datname = current_database()),
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
-    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
-    (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'rota %')"""
+    count(*) FILTER (WHERE backend_type = 'client backend' OR is_hidden),
+    count(*) FILTER (WHERE application_name LIKE 'rota %'), count(*) FILTER (WHERE is_hidden),
+    least(
+        (SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = session_user)
+            - count(*) FILTER (WHERE usename = session_user),
+        (SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database())
+            - count(*) FILTER (WHERE datname = current_database()))
+    FROM (SELECT *, backend_type IS NULL AND usesysid IS NOT NULL AND datid IS NOT NULL AS is_hidden
+        FROM pg_stat_activity) sessions"""  # hidden: of other roles, for a role without pg_read_all_stats
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"  # by its schema's name: without the right to use it, this fails
 _VERSION = "SELECT value FROM kernel_meta WHERE key = 'schema_version'"
 _TURN = """SELECT l.granted, a.pid, coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'this host'),
@@ -80,7 +87,9 @@ class ServerHealth(msgspec.Struct, frozen=True, kw_only=True):
     clock_ahead_s: float  # the server's clock minus this machine's
     connections: int
     connections_of_rota: int
+    connections_hidden: int  # of other roles, whose transactions this role may not see
     connections_max: int
+    connections_left: int | None  # by the limits of the role and of the database; None: they have none
     turn: ServerSession | None  # who holds the turn now
     waiting: int  # how many wait for it
     oldest: ServerSession | None  # the longest open transaction
@@ -121,6 +130,8 @@ def _examine(connection: psycopg.Connection[Any], shown: str, schema: str) -> Se
         connections_max=found[7],
         connections=found[8],
         connections_of_rota=found[9],
+        connections_hidden=found[10],
+        connections_left=found[11],
         round_trip_s=round_trip_s,
         clock_ahead_s=clock_ahead_s,
         turn=next((session for granted, session in turn if granted), None),
