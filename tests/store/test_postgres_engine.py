@@ -47,6 +47,7 @@ __all__ = ["store_kind"]  # it takes the schemas of a test back
 
 processes = multiprocessing.get_context("forkserver")  # one process imports rota, the children are its copies
 processes.set_forkserver_preload([children.__name__])
+TIME_AS_JSON = "SELECT to_json(?::double precision)"
 FAILING = store.Statement(
     "test_failing", "It fails on the server.", "UPDATE kernel_meta SET value = 1 / 0 WHERE key = ?"
 )
@@ -200,6 +201,17 @@ def test_a_schema_is_made_and_read_where_a_backslash_escapes(url: str) -> None:
     with contextlib.closing(open_postgres(f"{url}&options={settings}")) as opened:
         asked = store.Statement("test.json_text", "A text with an escaped NUL.", "SELECT rota_json_text(?, 'word')")
         assert opened.read(lambda tx: tx.run(asked, ('{"word": "a\\u0000b"}',))) == [("a\ufffdb",)]
+
+
+def test_values_are_kept_where_arrays_have_no_null_and_numbers_are_short(url: str) -> None:
+    settings = quote("-c array_nulls=off -c extra_float_digits=-10")
+    with contextlib.closing(open_postgres(f"{url}&options={settings}")) as opened:
+        kernel = Kernel(opened)
+        agent = kernel.agents.create("reader")
+        kernel.queue.enqueue_many([ScheduleSpec(agent, kind=kind) for kind in (None, None, "gpu")])
+        assert [entry.kind for entry in kernel.queue.list()[0]] == [None, None, "gpu"]
+        text = store.Statement("test.a_time", "A time in JSON.", "SELECT to_json(?)", postgres=TIME_AS_JSON)
+        assert opened.read(lambda tx: tx.run(text, (1_700_000_000.125,))) == [("1700000000.125",)]
 
 
 def test_a_claim_after_commits_of_another_process_takes_three_round_trips(url: str, opened: PostgresStore) -> None:

@@ -136,6 +136,8 @@ def connect(
         "default_transaction_read_only": "off",
         "idle_session_timeout": "0",  # a session that waits holds the worker's id and hears of commits
         "standard_conforming_strings": "on",  # the functions of the schema have texts with \\
+        "array_nulls": "on",  # rows are sent as arrays of text
+        "extra_float_digits": "1",  # times keep all of their digits in JSON
         "jit": "off",
         **PLANNER,
         **SERVER_KEEPALIVE,
