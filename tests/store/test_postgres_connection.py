@@ -198,6 +198,14 @@ def test_a_role_that_may_not_create_a_schema_is_told_what_gives_it_the_right() -
     )
 
 
+def test_a_role_whose_connections_are_used_up_is_told_which_limit_to_raise() -> None:
+    with role("poor") as poor:
+        run_sql(f"ALTER ROLE {poor} CONNECTION LIMIT 0")
+        with pytest.raises(StoreUnavailable, match="too many connections for role") as refused:
+            store.open(shared_dsn().replace("//rota@", f"//{poor}@"))
+    assert "CONNECTION LIMIT of the role" in str(refused.value)
+
+
 def test_a_role_without_rights_in_a_schema_is_told_so() -> None:
     with role("poor") as poor, own_schema("rota_rights") as url:
         store.open(url).close()
