@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import socket
 import threading
 from collections.abc import Iterator
@@ -101,9 +103,12 @@ def test_a_parameter_that_nobody_knows_is_refused(rest: str) -> None:
 
 def test_a_server_that_is_not_there_is_said_with_a_command_to_paste() -> None:
     with pytest.raises(StoreUnavailable, match="cannot be reached") as refused:
-        store.open("postgresql://rota@127.0.0.1:1/postgres?schema=rota")
-    assert "psql" in str(refused.value)
-    assert refused.value.data["address"] == "127.0.0.1/postgres?schema=rota"
+        store.open("postgresql://rota@127.0.0.1:1/Ann's%20data?schema=rota&options=-c%20geqo%3Doff")
+    assert refused.value.data["address"] == "127.0.0.1/Ann's data?schema=rota"
+    (command,) = re.findall("psql .*", str(refused.value))
+    assert conninfo.conninfo_to_dict(shlex.split(command)[1]) == {
+        "user": "rota", "host": "127.0.0.1", "port": "1", "dbname": "Ann's data", "options": "-c geqo=off",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("host", "shown"), [

@@ -20,6 +20,7 @@ sessions. A pooler is noticed by the number of the server process, which it make
 from __future__ import annotations
 
 import re
+from shlex import quote
 from typing import Any, NamedTuple
 
 import psycopg
@@ -300,7 +301,7 @@ def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_exec
     if not may_be_executed and (refused := _refused(problem)) is not None:
         return refused
     text = f"PostgreSQL at {address.shown} cannot be reached: {one_line(problem)}"
-    hint = f"Check that it runs and accepts you: psql '{_without_password(address)}' -c 'SELECT 1'."
+    hint = f"Check that it runs and accepts you: psql {quote(_without_password(address))} -c 'SELECT 1'."
     if any(said in str(problem) for said in _CONNECTIONS_USED_UP):
         hint = "Raise max_connections, or the CONNECTION LIMIT of the role or the database: a process needs up to six."
     if may_be_executed:
