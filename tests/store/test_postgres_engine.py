@@ -23,7 +23,7 @@ import pytest
 from rota import Rota, store
 from rota.cli.outages import wait_for_end
 from rota.errors import InvalidInput, SchemaMismatch, StoreReplaced, StoreUnavailable
-from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec
+from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec, copy_store
 from rota.service import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
@@ -201,6 +201,30 @@ def test_a_schema_is_made_and_read_where_a_backslash_escapes(url: str) -> None:
     with contextlib.closing(open_postgres(f"{url}&options={settings}")) as opened:
         asked = store.Statement("test.json_text", "A text with an escaped NUL.", "SELECT rota_json_text(?, 'word')")
         assert opened.read(lambda tx: tx.run(asked, ('{"word": "a\\u0000b"}',))) == [("a\ufffdb",)]
+
+
+def test_a_transaction_may_be_long_where_the_server_limits_those_of_others(url: str) -> None:
+    with contextlib.closing(open_postgres(f"{url}&options={quote('-c transaction_timeout=50')}")) as opened:
+        sleep = store.Statement("test.sleep", "A long copy.", "SELECT pg_sleep(0.2)::text")
+        assert opened.read(lambda tx: len(tx.run(sleep)))
+
+
+def test_a_copy_whose_source_is_lost_says_so_and_leaves_the_target_empty(url: str, tmp_path: Path) -> None:
+    name = f"copied_{os.getpid()}"
+
+    def end(_table: str, _rows: int) -> None:
+        with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+            asked = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = %s"
+            connection.execute(asked, (name,))
+
+    with (
+        contextlib.closing(open_postgres(f"{url}&application_name={name}")) as source,
+        contextlib.closing(store.open(str(tmp_path / "copy.db"))) as target,
+    ):
+        Kernel(source).agents.create("reader")
+        with pytest.raises(StoreUnavailable, match="the source could not be read to its end"):
+            copy_store(source, target, progress=end)
+        assert copy_store(source, target).through_event_id == 1
 
 
 def test_values_are_kept_where_arrays_have_no_null_and_numbers_are_short(url: str) -> None:

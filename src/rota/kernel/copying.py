@@ -14,17 +14,19 @@ the clocks, how a file was opened, where its daemons listen.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from graphlib import TopologicalSorter
 
 import msgspec
 
-from rota.errors import InvalidInput, StoreCorrupt, StoreError
+from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from rota.kernel.daemon_addresses import KEY_PREFIX
 from rota.kernel.progress import NoRepeats
 from rota.kernel.replay import KernelState
 from rota.model.lifecycle import EntryState
 from rota.store import NORMAL_DURABILITY_KEY, Row, Statement, Store, Transaction
+from rota.store.engine import TransactionLost
 from rota.store.postgres_schema import SEQUENCES
 
 __all__ = ["COPIED_AT_A_TIME", "CopiedStore", "copy_store"]
@@ -110,13 +112,30 @@ def copy_store(
 ) -> CopiedStore:
     """Copy a store into an empty one, or raise; `progress` gets each table and how many of its rows are copied."""
     now = source.clock.now()
-    return source.read(lambda old: target.write(lambda new: _copy(old, new, now, progress)))
+
+    def copied(old: Transaction) -> CopiedStore:
+        old.run(_NO_TIME_LIMITS)
+        tables = _tables(old)
+        return target.write(lambda new: _copy(old, tables, new, now, progress))
+
+    return source.read(copied)
 
 
-def _copy(old: Transaction, new: Transaction, now: float, progress: Callable[[str, int], None]) -> CopiedStore:
-    for tx in (old, new):
-        tx.run(_NO_TIME_LIMITS)
-    tables, targets = _tables(old), _tables(new)
+@contextlib.contextmanager
+def _reading_source() -> Iterator[None]:
+    """A source that is lost is no fault of the target, whose transaction would be tried again and its disk blamed."""
+    try:
+        yield
+    except TransactionLost as problem:
+        text = f"the source could not be read to its end: {problem}"
+        raise StoreUnavailable(text, hint="See that it can be reached, then copy again.") from problem
+
+
+def _copy(
+    old: Transaction, tables: dict[str, _Table], new: Transaction, now: float, progress: Callable[[str, int], None]
+) -> CopiedStore:
+    new.run(_NO_TIME_LIMITS)
+    targets = _tables(new)
     _refuse_other_tables(tables, targets)
     _refuse_data(new, targets)
     copied: dict[str, int] = {}
@@ -176,7 +195,9 @@ def _pages(old: Transaction, table: _Table) -> Iterator[list[Row]]:
     after = f"{text} WHERE ({key}) > ({', '.join('?' * width)}) {end}"
     first = Statement("copy_page", "Rows to copy.", f"{text} {end}")
     following = Statement("copy_next_page", "More rows to copy.", after)
-    rows, seen = old.run(first), NoRepeats(f"rows of {table.name}")
+    with _reading_source():
+        rows = old.run(first)
+    seen = NoRepeats(f"rows of {table.name}")
     while rows:
         seen.check([row[:width] for row in rows])
         found = [row[width:] for row in rows]
@@ -184,7 +205,8 @@ def _pages(old: Transaction, table: _Table) -> Iterator[list[Row]]:
             place = table.columns.index("key")
             found = [row for row in found if not _is_of_the_store(row[place])]
         yield found
-        rows = old.run(following, rows[-1][:width])
+        with _reading_source():
+            rows = old.run(following, rows[-1][:width])
 
 
 def _is_of_the_store(key: str) -> bool:
@@ -199,7 +221,8 @@ def _insert(table: _Table) -> Statement:
 
 
 def _copy_counter(old: Transaction, new: Transaction, table: str) -> None:
-    given = old.run(_COUNTER[table])
+    with _reading_source():
+        given = old.run(_COUNTER[table])
     if given and given[0][0]:
         new.run(_FORGET_COUNTER, (table,))
         new.run(_SET_COUNTER[table], (given[0][0],))
@@ -213,7 +236,9 @@ def _checked(old: Transaction, new: Transaction, now: float, copied: dict[str, i
         if found != expected:
             raise StoreError(f"table {name} of the copy has {found:,} rows instead of {expected:,}")
     tables, journal = KernelState.from_tables(new), KernelState.from_journal(new)
-    if tables != KernelState.from_tables(old):
+    with _reading_source():
+        source = KernelState.from_tables(old)
+    if tables != source:
         raise StoreError("the copy is not equal to the source", hint="Check the source: `rota db check`.")
     if tables.at(now) != journal.at(now):
         raise StoreCorrupt("the source's journal does not give its tables", hint="Check the source: `rota db check`.")

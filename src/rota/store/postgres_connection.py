@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 OLDEST_SERVER = 150_000  # PostgreSQL 15
+FIRST_TRANSACTION_LIMIT = 170_000  # which has transaction_timeout
 CONNECT_S_MAX = 5  # for each host
 TURN_S_MAX = 30.0  # how long a process waits for its turn
 STATEMENT_S_MAX = 60.0
@@ -165,6 +166,8 @@ def connect(
         _check_server(address, connection)
         if address.pooled:
             _set(connection, session)
+        if connection.info.server_version >= FIRST_TRANSACTION_LIMIT:
+            _set(connection, {"transaction_timeout": "0"})  # a copy is one; turns have limits of their own
         _read_as_sqlite(connection)
     except psycopg.Error as problem:
         connection.close()
