@@ -17,7 +17,7 @@ from rota.clock import ManualClock
 from rota.errors import InvalidInput, StoreUnavailable
 from rota.fleet import heartbeats, slot_loop
 from rota.fleet.supervised_cores import SupervisedCores
-from rota.fleet.supervisor import told_drain
+from rota.fleet.supervisor import Supervisor, SupervisorSettings, told_drain
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff, RestartPolicy
 from rota.service import outages
@@ -197,6 +197,28 @@ def test_a_store_that_fails_to_take_a_result_is_an_error(
             rota.run(until_idle=True)
         assert turns == [1] * slot_loop.REPORT_TRIES
         assert len([record for record in caplog.records if "cannot report or claim" in record.getMessage()]) == 1
+        monkeypatch.undo()
+        assert job.entry().state == "dispatched"  # recovered when its claim expires
+
+
+def test_a_supervisor_that_is_killed_ends_although_the_store_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slot_loop, "RETRY_S", 0.0)
+    with Rota() as rota:
+        supervisor = Supervisor(rota.api, SupervisorSettings(slots=1), functions=rota._functions)
+
+        def away(*_arguments: Any, **_more: Any) -> Any:
+            raise StoreUnavailable("the server is away")
+
+        @rota.agent
+        def work() -> None:
+            monkeypatch.setattr(rota.api, "turn", away)
+            supervisor.kill()
+
+        job = work.enqueue()
+        supervisor.run()
+        assert f"ending without reporting runs (#{job.sched_id})" in caplog.text
         monkeypatch.undo()
         assert job.entry().state == "dispatched"  # recovered when its claim expires
 

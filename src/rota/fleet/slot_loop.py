@@ -48,7 +48,7 @@ PARK_S = 300.0  # how long one wait for entries lasts before it is repeated
 LEAVING_OUT_S = 5.0  # the same while the entries of some agents are left to others: these may run here by then
 QUICK_S = 0.001  # a run shorter than this costs less than its commit
 LINGER_S = 0.0005  # how long a commit waits for such runs
-REPORT_TRIES = 5  # turns that fail before a loop that ends when it is idle gives up its results
+REPORT_TRIES = 5  # turns that fail before a loop that ends when it is idle, or at once, gives up its results
 _log = logging.getLogger("rota.fleet")
 
 RunKey: TypeAlias = tuple[int, int | None]  # sched_id and claim token
@@ -118,6 +118,7 @@ class SlotLoop:
         self._failures = 0  # turns that failed in a row
         self._faults = FaultLog("rota.fleet")  # of the loop, and of its turns
         self._ends_when_idle = False
+        self._ends_at_once = False
         self._threads = _RunThreads("rota-run")
 
     # --- for the supervisor ----------------------------------------------------------------------
@@ -182,6 +183,12 @@ class SlotLoop:
             self._stop_new = stop_new or self._stop_new
             was_parked = self._wake()
         self._interrupt_claim(was_parked)
+
+    def end_at_once(self) -> None:
+        """Do not wait for a store that is away: after some turns that fail, results are given up."""
+        with self._changed:
+            self._ends_at_once, self._failures = True, 0
+            self._changed.notify_all()
 
     @property
     def is_busy(self) -> bool:
@@ -280,6 +287,7 @@ class SlotLoop:
             self._put_back(reports)
             if not self._is_lost():
                 self._faults.failed("cannot report or claim", problem, then=f"trying every {RETRY_S:g} s", of="turn")
+                self._give_up_if_at_once(problem)
                 self._pause()
             return []
         except Exception as problem:
@@ -292,6 +300,16 @@ class SlotLoop:
         self._faults.worked("turn")
         self._handle_answers(reports, answers)
         return entries
+
+    def _give_up_if_at_once(self, problem: RotaError) -> None:
+        with self._changed:
+            if not self._ends_at_once or self._active or self._failures < REPORT_TRIES:
+                return
+            reports, self._pending = self._pending, []
+        if reports:
+            entries = ", ".join(f"#{report.sched_id}" for _, report in reports)
+            text = "ending without reporting runs (%s), which are recovered when their claims expire: %s"
+            _log.warning(text, entries, problem.message)
 
     @property
     def _kinds_now(self) -> tuple[str, ...]:

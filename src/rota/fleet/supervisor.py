@@ -13,7 +13,8 @@ not installed here, is quarantined until its settings are written again, and its
 store cannot be reached, everything waits and goes on afterwards (service/outages.py).
 
     SIGTERM, Ctrl-C     drain: claim nothing more, let the runs end; after `drain_s` ask them to stop
-    a second signal     kill everything now; the entries of the killed runs are queued again
+    a second signal     kill everything now; the entries of the killed runs are queued again. If the store is away, end
+                        without it after some tries: they are recovered when their claims expire
 
 With `until_idle` it ends when nothing is left to wait for (idle.py). The first slot loop decides that; the others run
 until it stops them.
@@ -308,6 +309,8 @@ class Supervisor:
             self._hook_loop.stop_claiming(stop_new=lambda run: run.kill("draining"))
         self.drain()
         self._stop_all(lambda run: run.kill("draining"))
+        for loop in self._loops:
+            loop.end_at_once()
 
     @property
     def runs(self) -> list[LiveRun]:
