@@ -46,6 +46,21 @@ def test_parameters_of_libpq_reach_it_as_they_are_written() -> None:
     assert settings["sslcert"] == "/a+b"
 
 
+def test_options_of_the_environment_and_of_a_service_file_are_in_force(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c geqo=off")
+    with contextlib.closing(connect(parse_url(shared_dsn()), "test")) as connection:
+        assert connection.execute("SHOW geqo").fetchone() == ("off",)
+        assert connection.execute("SHOW jit").fetchone() == ("off",)  # one of rota's
+    assert conninfo.conninfo_to_dict(parse_url("postgresql://db/work").conninfo)["options"] == "-c geqo=off"
+    (tmp_path / "services").write_text("[fleet]\nhost=db\noptions=-c role=owner\nconnect_timeout=20\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    theirs = conninfo.conninfo_to_dict(parse_url("postgresql:///work?service=fleet&connect_timeout=9").conninfo)
+    assert (theirs["options"], theirs["connect_timeout"]) == ("-c role=owner", "9")
+    assert conninfo.conninfo_to_dict(parse_url("postgresql:///?service=fleet").conninfo)["connect_timeout"] == "20"
+
+
 @pytest.mark.parametrize("host", ["::1", "[::1", "::1]", "fe80::1:5432", "ann:secret@[::1", "db:port"])
 def test_a_host_or_port_that_cannot_be_read_is_refused_in_a_sentence(host: str) -> None:
     with pytest.raises(InvalidInput, match="the URL of the store cannot be read") as refused:

@@ -33,6 +33,7 @@ __all__ = [
     "host_path",
     "is_mistyped",
     "is_postgres",
+    "resolved",
     "shown_address",
     "without_password",
 ]
@@ -179,7 +180,7 @@ def _database(parts: PostgresUrl) -> list[str]:
 
     Who connects and how does not matter: all users of one schema on one host share these files.
     """
-    given = _resolved(parts)
+    given = resolved(parts)
     if not given:  # the URL has a mistake, which opening it reports
         return [parts.place.rpartition("@")[2], parts.path]
     names, addresses, ports = (given.get(name, "").split(",") for name in ("host", "hostaddr", "port"))
@@ -196,7 +197,7 @@ def _at(values: list[str], place: int) -> str:
     return values[place] if place < len(values) else values[0] if len(values) == 1 else ""
 
 
-def _resolved(parts: PostgresUrl) -> dict[str, str]:
+def resolved(parts: PostgresUrl) -> dict[str, str]:
     """Return libpq's parameters with all defaults; nothing if it cannot read the URL."""
     libpq = parts.of_libpq()
     text = libpq._replace(query=[*libpq.query, f"sslmode={_NO_MODE}"]).text()

@@ -30,7 +30,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import NumericBinaryLoader
 
 from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreError, StoreReplaced, StoreUnavailable
-from rota.store.addresses import DEFAULT_SCHEMA, SECRET, PostgresUrl, has_raw_password
+from rota.store.addresses import DEFAULT_SCHEMA, SECRET, PostgresUrl, has_raw_password, resolved
 from rota.store.engine import TransactionLost
 
 __all__ = [
@@ -61,6 +61,8 @@ KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": CUT_S_MAX * 1_000,
 }
+# what a service file or the environment (PGOPTIONS) says holds as if it were in the URL, and not rota's default
+_ALSO_FROM_ELSEWHERE = ("options", "connect_timeout", *KEEPALIVE)
 SERVER_KEEPALIVE = {  # the same for the server's end of the connection
     "tcp_keepalives_idle": str(KEEPALIVE["keepalives_idle"]),
     "tcp_keepalives_interval": str(KEEPALIVE["keepalives_interval"]),
@@ -114,6 +116,8 @@ def parse_url(url: str) -> PostgresAddress:
         text = "the URL of the store cannot be read: its port is no number"
         hint = "Write an IPv6 address in brackets: postgresql://user@[::1]:5432/database?schema=rota."
         raise InvalidInput(text, field="url", hint=hint)
+    found = resolved(parts)
+    settings |= {name: found[name] for name in _ALSO_FROM_ELSEWHERE if found.get(name)}
     host = str(settings.get("host") or settings.get("hostaddr") or "local")
     shown = f"{host if _HOSTS.fullmatch(host) else 'local'}/{settings.get('dbname') or settings.get('user') or ''}"
     return PostgresAddress(conninfo.make_conninfo(**settings), schema, f"{shown}?schema={schema}", pooler == "session")
