@@ -93,9 +93,11 @@ def with_psycopg_async(program: Program, number: int, *, commits: bool) -> None:
     asyncio.run(run())
 
 
-def with_asyncpg(program: Program, number: int, *, commits: bool) -> None:
+def with_asyncpg(program: Program, number: int, *, commits: bool, encodes_json: bool = False) -> None:
     async def run() -> None:
         connection = await asyncpg.connect(shared_dsn())
+        for kind in ("json", "jsonb") if encodes_json else ():
+            await connection.set_type_codec(kind, encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
         transaction = connection.transaction()
         await transaction.start()
         assert isinstance(await connection.fetchval(*program.statement(number).asyncpg), int)
@@ -103,6 +105,10 @@ def with_asyncpg(program: Program, number: int, *, commits: bool) -> None:
         await connection.close()
 
     asyncio.run(run())
+
+
+def with_asyncpg_that_encodes_json(program: Program, number: int, *, commits: bool) -> None:
+    with_asyncpg(program, number, commits=commits, encodes_json=True)
 
 
 def with_sqlalchemy(program: Program, number: int, *, commits: bool) -> None:
@@ -123,7 +129,7 @@ def with_plain_sql(program: Program, number: int, *, commits: bool) -> None:
 
 @pytest.mark.parametrize(
     "driver",
-    [with_psycopg, with_psycopg_async, with_asyncpg, with_sqlalchemy, with_plain_sql],
+    [with_psycopg, with_psycopg_async, with_asyncpg, with_asyncpg_that_encodes_json, with_sqlalchemy, with_plain_sql],
     ids=lambda each: each.__name__,
 )
 def test_an_entry_is_enqueued_if_the_programs_transaction_commits(

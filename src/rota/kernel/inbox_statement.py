@@ -21,7 +21,9 @@ from rota.model.work import ScheduleSpec
 __all__ = ["EnqueueStatement", "enqueue_statement"]
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,57}")
-_CALL = 'SELECT "{schema}".enqueue({agent}, CAST({payload} AS json), CAST({options} AS jsonb))'
+# sent as text: a program may have set its driver to encode what is sent as JSON
+_JSON = "CAST(CAST({} AS text) AS {})"
+_CALL = 'SELECT "{schema}".enqueue({agent}, {payload}, {options})'
 _checks = Checks("Enqueue", SchedInvalidPayload)
 
 
@@ -50,7 +52,8 @@ class EnqueueStatement(NamedTuple):
         return self._text(*(f":{name}" for name in names)), names
 
     def _text(self, agent: str, payload: str, options: str) -> str:
-        return _CALL.format(schema=self.schema, agent=agent, payload=payload, options=options)
+        as_json, as_jsonb = _JSON.format(payload, "json"), _JSON.format(options, "jsonb")
+        return _CALL.format(schema=self.schema, agent=agent, payload=as_json, options=as_jsonb)
 
 
 def enqueue_statement(
