@@ -203,6 +203,15 @@ def test_a_schema_is_made_and_read_where_a_backslash_escapes(url: str) -> None:
         assert opened.read(lambda tx: tx.run(asked, ('{"word": "a\\u0000b"}',))) == [("a\ufffdb",)]
 
 
+def test_a_table_that_another_session_locks_is_called_that(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_connection, "TURN_S_MAX", 0.05)
+    with contextlib.closing(open_postgres(url)) as opened, psycopg.connect(shared_dsn()) as connection:
+        connection.execute(f"LOCK TABLE {url.rpartition('=')[2]}.kernel_meta".encode())
+        with pytest.raises(StoreUnavailable, match="kept a statement waiting: .* lock timeout") as refused:
+            value_of(opened, "word")
+    assert "`rota doctor` names the oldest transaction" in str(refused.value)
+
+
 def test_a_transaction_may_be_long_where_the_server_limits_those_of_others(url: str) -> None:
     with contextlib.closing(open_postgres(f"{url}&options={quote('-c transaction_timeout=50')}")) as opened:
         sleep = store.Statement("test.sleep", "A long copy.", "SELECT pg_sleep(0.2)::text")
