@@ -207,7 +207,7 @@ def test_a_table_that_another_session_locks_is_called_that(url: str, monkeypatch
     monkeypatch.setattr(postgres_connection, "TURN_S_MAX", 0.05)
     with contextlib.closing(open_postgres(url)) as opened, psycopg.connect(shared_dsn()) as connection:
         connection.execute(f"LOCK TABLE {url.rpartition('=')[2]}.kernel_meta".encode())
-        with pytest.raises(StoreUnavailable, match="kept a statement waiting: .* lock timeout") as refused:
+        with pytest.raises(StoreUnavailable, match=r"kept a statement waiting: .* lock timeout") as refused:
             value_of(opened, "word")
     assert "`rota doctor` names the oldest transaction" in str(refused.value)
 

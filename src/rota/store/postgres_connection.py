@@ -268,7 +268,7 @@ _LOST_CLASSES = ("08", "53", "57", "58")
 _GONE_STATES = ("3F000", "42P01")  # no such schema, no such table
 _READ_ONLY_SERVER = ("session is read-only", "server is in hot standby mode")  # as libpq says it
 _CONNECTIONS_USED_UP = ("too many connections for", "too many clients already", "remaining connection slots")
-_LOCKED = "due to lock timeout"
+_LOCKED = "55P03"  # a statement waited for a lock for too long
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
 _LOST_STATES = ("25P03", "25P04", "40001", "40P01", "55P03")  # session ended by a time limit; deadlock; no turn
 
@@ -312,7 +312,7 @@ def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_exec
     hint = f"Check that it runs and accepts you: psql {quote(_without_password(address))} -c 'SELECT 1'."
     if any(said in str(problem) for said in _CONNECTIONS_USED_UP):
         hint = "Raise max_connections, or the CONNECTION LIMIT of the role or the database: a process needs up to six."
-    elif _LOCKED in str(problem):
+    elif _LOCKED in {getattr(each, "sqlstate", None) for each in (problem, problem.__cause__)}:
         text = f"PostgreSQL at {address.shown} kept a statement waiting: {one_line(problem)}"
         hint = "A session has locked what it needs. `rota doctor` names the oldest transaction."
     if may_be_executed:
