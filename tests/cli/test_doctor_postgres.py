@@ -138,13 +138,13 @@ def test_the_command_does_not_migrate_a_schema_that_processes_of_an_older_versio
     name = url.rpartition("=")[2]
     with psycopg.connect(shared_dsn(), autocommit=True) as connection:
         connection.execute(f"SET search_path = {name}".encode())
-        connection.execute("DROP TABLE share_notes; DROP FUNCTION rota_noted_runs")  # as version 120 is
-        connection.execute("UPDATE kernel_meta SET value = '120' WHERE key = 'schema_version'")
+        connection.execute("DROP TABLE charge_keys")  # as version 121 is
+        connection.execute("UPDATE kernel_meta SET value = '121' WHERE key = 'schema_version'")
         told = rota("doctor", "--store", url)
-        assert (told.code, "has an older schema (120; this rota has" in told.out) == (1, True)
+        assert (told.code, "has an older schema (121; this rota has" in told.out) == (1, True)
         assert "rota db migrate" in told.out
         version = connection.execute("SELECT value FROM kernel_meta WHERE key = 'schema_version'").fetchone()
-        assert version == ("120",)
+        assert version == ("121",)
     assert rota("db", "migrate", "--store", url).code == 0
     assert "no damage found" in rota("doctor", "--store", url).out
 
