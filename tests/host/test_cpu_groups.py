@@ -14,8 +14,8 @@ from rota.host.cgroup_files import FEATURES, FILES_BY_VERSION, Feature, GroupLim
 from rota.host.cgroup_mounts import hierarchies
 from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport
 from rota.host.command import Command
+from rota.host.cpu_enforcement import Where, cpu_states, denied_policies
 from rota.host.cpu_groups import CPU_FEATURES, CpuGroups, CpuOwner, niceness, run_scheduling
-from rota.host.cpu_states import Where, cpu_states, denied_policies
 from rota.host.lineage import descendants_of
 from rota.host.process_cpu import tree_cpu_ns
 from rota.host.quota_signals import QuotaSignals

@@ -87,5 +87,12 @@ def test_a_face_says_what_it_is_and_exports_what_exists(package: str) -> None:
     assert all(hasattr(face, name) for name in exported(face.__name__))
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_exported_name_is_that_of_a_module(package: str) -> None:
+    """Importing the module would put it in the place of what is exported."""
+    modules = {path.stem for path in (SOURCE / package).iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert not modules.intersection(exported(f"rota.{package}"))
+
+
 def test_the_top_face_exports_what_exists() -> None:
     assert all(hasattr(rota, name) for name in rota.__all__)

@@ -36,8 +36,8 @@ from rota.host.cgroup_files import Feature, GroupLimits
 from rota.host.cgroups import Backend, Cgroups, ControlGroup, FeatureSupport
 from rota.host.command import Command, SessionExit
 from rota.host.confinement import Confinement
+from rota.host.cpu_enforcement import CpuState, cpu_states, denied_policies
 from rota.host.cpu_groups import CpuGroups, CpuOwner, niceness, run_scheduling
-from rota.host.cpu_states import CpuState, cpu_states, denied_policies
 from rota.host.process_cpu import process_cpu_ns, tree_cpu_ns
 from rota.host.quota_signals import Guard, QuotaSignals
 from rota.host.reaper_client import ReaperClient

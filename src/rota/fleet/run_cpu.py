@@ -15,8 +15,8 @@ from rota.host.advisory import Advisory
 from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
 from rota.host.cgroups import FeatureSupport
 from rota.host.confinement import Confinement
+from rota.host.cpu_enforcement import Where, cpu_states, denied_policies
 from rota.host.cpu_groups import CpuOwner, niceness, run_scheduling
-from rota.host.cpu_states import Where, cpu_states, denied_policies
 from rota.host.thread_settings import Scheduling
 from rota.model.agent_settings import AgentSettings
 from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_cores, read_cpu

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rota.host.cgroup_files import GroupLimits
     from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport, GroupUsage
     from rota.host.command import Command, EncodedCommand, SessionExit, filter_environment, signal_name
-    from rota.host.cpu_states import CpuState, cpu_states
+    from rota.host.cpu_enforcement import CpuState, cpu_states
     from rota.host.lineage import kill_orphans
     from rota.host.process_cpu import process_cpu_ns, tree_cpu_ns
     from rota.host.reaper_client import ReaperClient, python_command
@@ -88,7 +88,7 @@ __getattr__ = exports(
         "cgroup_files": ("GroupLimits",),
         "cgroups": ("Cgroups", "ControlGroup", "FeatureSupport", "GroupUsage"),
         "command": ("Command", "EncodedCommand", "SessionExit", "filter_environment", "signal_name"),
-        "cpu_states": ("CpuState", "cpu_states"),
+        "cpu_enforcement": ("CpuState", "cpu_states"),
         "lineage": ("kill_orphans",),
         "process_cpu": ("process_cpu_ns", "tree_cpu_ns"),
         "reaper_client": ("ReaperClient", "python_command"),

@@ -18,7 +18,7 @@ from the bottom up what it is to have.
     project 80 → 40 of 100 ms, agent asks 60       project 80, agent 60        agent 40, project 40
     project 40 → 80 of 100 ms                      project 80, agent 60        agent 60, project 80
 
-Without control groups the settings are approximated for each process, which is less, and `cpu_states.py` says so:
+Without control groups the settings are approximated for each process, which is less, and `cpu_enforcement.py` says so:
 
     setting    with control groups            without
     weight     enforced, in total             niceness of each process; it leaves no core idle

@@ -12,7 +12,7 @@ The fleet file, `Rota.agent`, `rota cpu run` and islands use the same settings:
     realtime  a scheduling policy of the operating system: fifo:PRIORITY, rr:PRIORITY or deadline:BUDGET/PERIOD in ms
 
 Settings of a project apply to all its runs together, those of an agent to all runs of the agent together; lease, class
-and realtime apply to each run. What is enforced depends on the machine (`host/cpu_states.py` says what).
+and realtime apply to each run. What is enforced depends on the machine (`host/cpu_enforcement.py` says what).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from rota.fleet.config.tables import Fleet
 from rota.fleet.run_cpu import where_of
 from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import Cgroups
-from rota.host.cpu_states import Where, cpu_states, denied_policies, why_never_leased
+from rota.host.cpu_enforcement import Where, cpu_states, denied_policies, why_never_leased
 from rota.host.thread_settings import usable_cores
 from rota.lazy import late
 from rota.model.core_grants import CoreAsk

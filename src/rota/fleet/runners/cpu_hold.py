@@ -12,8 +12,8 @@ from rota.fleet.runners.resources import RunnerResources
 from rota.host.advisory import Advisory
 from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import ControlGroup
+from rota.host.cpu_enforcement import Where
 from rota.host.cpu_groups import run_scheduling
-from rota.host.cpu_states import Where
 from rota.host.session import Session
 
 __all__ = ["CpuHold"]
