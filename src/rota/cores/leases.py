@@ -17,7 +17,7 @@ offline and no housekeeping core would be left, the newest lease ends.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import msgspec
 
@@ -29,7 +29,7 @@ from rota.cores.heaps import Timers
 from rota.cores.placement import Placement
 from rota.cores.queues import Queues
 from rota.errors import ContextExists, LeaseRefused
-from rota.model.budgets import CpuIsolationLease, Handle, SchedulingContext
+from rota.model.budgets import CpuIsolationLease, Handle, SchedulingContext, mask_of
 from rota.model.lifecycle import LEASE, LeaseState, advance
 
 __all__ = ["REVOCATION_BOUND_NS", "FailedCheck", "LeaseRecord", "Leases"]
@@ -59,7 +59,7 @@ class LeaseRecord:
     @property
     def mask(self) -> int:
         """The mask of its cores."""
-        return _mask(self.lease.cores)
+        return mask_of(self.lease.cores)
 
     def view(self) -> CpuIsolationLease:
         """The current state of the lease, for readers outside the engine."""
@@ -138,8 +138,8 @@ class Leases:
             raise ContextExists(f"lease {lease.lease_id} already exists", lease_id=lease.lease_id)
         for core_id in lease.cores:
             self._queues.core(core_id)  # raises for an unknown core
-        mask = _mask(lease.cores)
-        free = self._placement.open & ~_mask(core for one in before for core in one.cores)
+        mask = mask_of(lease.cores)
+        free = self._placement.open & ~mask_of(core for one in before for core in one.cores)
         yield from self._housekeeping(lease, mask, free, (*(record.lease for record in self), *before))
         yield from self._pinned(lease, free & ~mask)
         yield from self._consumers(lease)
@@ -159,8 +159,8 @@ class Leases:
             yield FailedCheck("no_housekeeping_core", f"cores {_core_list(mask & ~free)} are not free")
         elif not remaining:
             yield FailedCheck("no_housekeeping_core", "no core would be left for other entities")
-        lost = _mask(lease.housekeeping) & ~remaining
-        lost |= _mask(core for one in others for core in one.housekeeping) & mask
+        lost = mask_of(lease.housekeeping) & ~remaining
+        lost |= mask_of(core for one in others for core in one.housekeeping) & mask
         if lost:
             yield FailedCheck("no_housekeeping_core", f"housekeeping cores {_core_list(lost)} would not be left")
 
@@ -273,13 +273,6 @@ class Leases:
                 # entities that could not run there before may be waiting
                 out.extend(self._scheduler.request_reschedule(core))
         self._placement.return_displaced(now, out)
-
-
-def _mask(cores: Iterable[int]) -> int:
-    mask = 0
-    for core in cores:  # several leases may name one core
-        mask |= 1 << core
-    return mask
 
 
 def _core_list(mask: int) -> str:

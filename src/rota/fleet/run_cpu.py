@@ -15,7 +15,7 @@ from rota.host.advisory import Advisory
 from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
 from rota.host.cgroups import FeatureSupport
 from rota.host.confinement import Confinement
-from rota.host.cpu_enforcement import Where, cpu_states, denied_policies
+from rota.host.cpu_enforcement import NOT_HELD, Where, cpu_states, denied_policies
 from rota.host.cpu_groups import CpuOwner, niceness, run_scheduling
 from rota.host.thread_settings import Scheduling
 from rota.model.agent_settings import AgentSettings
@@ -86,7 +86,7 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
 
         `holds_processes` says whether control groups hold worker processes to cores.
         """
-        if where in ("thread", "cluster"):
+        if where in NOT_HELD:
             return None
         if where == "process" and not holds_processes:
             return msgspec.structs.replace(self.own, cores=None, lease=None)

@@ -20,7 +20,6 @@ from rota.fleet.live_run import LiveRun
 from rota.fleet.run_cpu import RunCpu, where_of
 from rota.fleet.runners.contract import RunOutcome
 from rota.fleet.runners.resources import RunnerResources
-from rota.host.confinement import Confinement
 from rota.model.core_grants import CoreHost
 from rota.model.cpu import CpuSettings, core_list
 from rota.model.events import CoresGranted, CoresReturned, Event
@@ -61,8 +60,8 @@ class SupervisedCores:
             return execute()
         if not cpu.has_cores:
             return execute()  # its runner refuses it
-        confinement, host = self._here()
-        cpu = msgspec.structs.replace(cpu, confinement=confinement)
+        host = self._here()
+        cpu = msgspec.structs.replace(cpu, confinement=self._resources.confinement)
         run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
         assert entry.token is not None  # noqa: S101  # it was claimed
         try:
@@ -75,7 +74,7 @@ class SupervisedCores:
         self._told.pop(entry.sched_id, None)
         try:
             if granted.leased:
-                self._confine(confinement, host)
+                self._confine()
                 cpu = msgspec.structs.replace(cpu, leased=frozenset(granted.leased))
                 run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
             return execute()
@@ -104,25 +103,23 @@ class SupervisedCores:
             _log.warning("the cores of entry %s are returned when its claim ends: %s", run.entry.sched_id, problem)
         self._refresh()
 
-    def _here(self) -> tuple[Confinement, CoreHost]:
-        confinement = self._resources.confinement
+    def _here(self) -> CoreHost:
         with self._lock:
             if self._host is None:
                 self._host = this_host()
-            return confinement, self._host
+            return self._host
 
     def _refresh(self) -> None:
-        confinement, host = self._here()
         self._check_at = self._api.clock.monotonic() + CHECK_S
         try:
-            self._confine(confinement, host)
+            self._confine()
         except RotaError as problem:
             self._faults.failed("cannot read which cores are leased", problem)
         else:
             self._faults.worked()
 
-    def _confine(self, confinement: Confinement, host: CoreHost) -> None:
-        opened = open_cores(self._api, host)
+    def _confine(self) -> None:
+        opened, confinement = open_cores(self._api, self._here()), self._resources.confinement
         confinement.set_open(opened)
         if not opened and not self._has_no_core:
             told = "are leased by other runs: what runs here shares them"
@@ -135,22 +132,18 @@ class SupervisedCores:
     def on_events(self, events: Sequence[Event]) -> None:
         """Confine what runs here, or let it go, after a lease began or ended."""
         leased = any(event.kind == CoresGranted.kind and event.payload.get("leased") for event in events)
-        if leased or (self._is_confined and any(event.kind == CoresReturned.kind for event in events)):
+        if leased or (self._resources.is_confined and any(event.kind == CoresReturned.kind for event in events)):
             self._refresh()
 
     def due_in_s(self) -> float | None:
         """While cores are leased, now and then."""
-        return max(0.0, self._check_at - self._api.clock.monotonic()) if self._is_confined else None
+        return max(0.0, self._check_at - self._api.clock.monotonic()) if self._resources.is_confined else None
 
     def on_due(self) -> None:
         """Read which cores are leased."""
         self._refresh()
 
-    @property
-    def _is_confined(self) -> bool:
-        return self._resources.is_confined
-
     def close(self) -> None:
         """Use all cores again: this process may go on after its supervisor."""
-        if self._is_confined:
+        if self._resources.is_confined:
             self._resources.confinement.set_open(self._resources.confinement.usable)

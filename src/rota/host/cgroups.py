@@ -364,6 +364,12 @@ class ControlGroup:
             memory_bytes_max, oom_kills = self._files("memory").memory(self._folders["memory"])
         return GroupUsage(cpu_ns=cpu_ns, memory_bytes_max=memory_bytes_max, oom_kills=oom_kills)
 
+    def cpu_s(self) -> float:
+        """CPU time that it has used, also by processes that were never waited for; 0 if that cannot be read."""
+        with suppress(OSError):
+            return (self.usage().cpu_ns or 0) / 1e9
+        return 0.0
+
     def remove(self) -> bool:
         """Remove it; False while it still has processes."""
         removed = [_remove(folder) for folder in self.folders]  # try all of them, even if the first fails

@@ -15,7 +15,7 @@ from rota.host.cgroup_files import Feature
 from rota.host.cgroups import FeatureSupport
 from rota.model.cpu import CpuSettings, RealtimeRequest, core_list
 
-__all__ = ["CpuState", "Where", "cpu_states", "denied_policies", "why_never_leased"]
+__all__ = ["NOT_HELD", "CpuState", "Where", "cpu_states", "denied_policies", "why_never_leased"]
 
 POLICIES = ("batch", "slice", "fifo", "rr", "deadline")  # that a class or a realtime setting asks for
 
@@ -43,7 +43,7 @@ _COOPERATIVE = {
 }
 
 
-_REFUSED: Mapping[Where, str] = {  # where this machine's settings hold no run
+NOT_HELD: Mapping[Where, str] = {  # where this machine's settings hold no run
     "thread": "the function shares the supervisor's process; isolation = 'process'",
     "cluster": "Ray gives the run the resources that it asks for, on any node",
 }
@@ -74,8 +74,8 @@ def cpu_states(
         if name == "lease" and not given:
             continue  # it only says that the lease of the project is not for its runs
         value = f"{given:g}" if isinstance(given, float) else str(given)
-        if where in _REFUSED:
-            states.append(CpuState(name, value, "refused", _REFUSED[where]))
+        if where in NOT_HELD:
+            states.append(CpuState(name, value, "refused", NOT_HELD[where]))
         elif name in missing:
             states.append(_state_of_missing(name, value, missing[name], where))
         elif policy is not None and (why := _why_not_beside(name, support, where, is_realtime=is_realtime)):

@@ -10,6 +10,7 @@ All amounts are integers. Instants of contexts, leases and islands are integers 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -30,6 +31,7 @@ __all__ = [
     "RealtimeIsland",
     "Refill",
     "SchedulingContext",
+    "mask_of",
 ]
 
 REFILLS_MAX = 16  # per context; more are merged, see policy/replenishment
@@ -236,3 +238,11 @@ def _distinct(checks: Checks, field: str, values: tuple[Any, ...]) -> tuple[Any,
         if value in values[:place]:
             raise checks.refuse(field, f"names {value!r} twice")
     return values
+
+
+def mask_of(cores: Iterable[int]) -> int:
+    """Return the mask of some cores, of which any may come twice: bit i is core i."""
+    mask = 0
+    for core in cores:
+        mask |= 1 << core
+    return mask

@@ -25,6 +25,7 @@ import msgspec
 from rota.cores import Capacity, CoresEngine, CpuIsolationLease, IslandPlan, RealtimeIsland, SchedulingContext
 from rota.cores.leases import REVOCATION_BOUND_NS
 from rota.errors import ContextRefused, LeaseRefused, Refused
+from rota.model.budgets import mask_of
 from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, ReservedTime
 from rota.model.cpu import CpuClass, CpuSettings, core_list
 from rota.model.events import EventData, ProfileMapped
@@ -143,9 +144,9 @@ class _HostTable:
         """Give the engine a live grant: its reserved time, and work that may run on its cores only."""
         owner = _owner(live.sched_id)
         self._engine.add_group(owner)
-        self._engine.spawn(group=owner, core_mask=_mask(live.allowed))
+        self._engine.spawn(group=owner, core_mask=mask_of(live.allowed))
         for one in live.reserved:
-            self._engine.admit(self._spec(one, _mask([one.core or 0])))
+            self._engine.admit(self._spec(one, mask_of([one.core or 0])))
         for core in live.leased:
             self._engine.pin_work(core, f"the lease of {_holder(live)}")
 
@@ -172,7 +173,7 @@ class _HostTable:
         reserved = _reserved(ask)
         if not places and (reserved or ask.cpu.cores is not None):
             raise self._no_core(ask, allowed, asker, is_reserved=bool(reserved))
-        specs = tuple(self._spec(one, _mask(places)) for one in reserved)
+        specs = tuple(self._spec(one, mask_of(places)) for one in reserved)
         if ask.island is not None:
             self._admit_island(ask, asker, specs, self._lease(asker, leased, specs))
         else:
@@ -299,10 +300,6 @@ def _reserved(ask: CoreAsk) -> tuple[ReservedTime, ...]:
         return ask.reserved
     own = ReservedTime(name="realtime", budget_ns=policy.budget_ns, period_ns=policy.period_ns)
     return (*ask.reserved, own)
-
-
-def _mask(cores: Sequence[int]) -> int:
-    return sum(1 << core for core in cores)
 
 
 def _owner(sched_id: int) -> str:

@@ -7,7 +7,7 @@ with real hosts. The built-in service answers from the profile table, `answer_us
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -15,6 +15,7 @@ from rota.cores import Capacity, CoresEngine, CpuIsolationLease, Handle, IslandP
 from rota.cores.events import CoreOffline, CoreOnline, Decision, RevokeLease, ServiceLost
 from rota.cores.runqueue import Rule
 from rota.cores.telemetry import EngineTrace
+from rota.model.budgets import mask_of
 from rota.policy.contract import Policy
 from rota.service.core_policy import CorePolicy
 from rota.service.policy_guard import PolicyGuard
@@ -111,7 +112,7 @@ class _Builder:
             relative_deadline=None if spec.deadline_us is None else spec.deadline_us * US,
             criticality=spec.criticality,
             priority=spec.priority,
-            core_mask=_mask(spec.cores),
+            core_mask=mask_of(spec.cores),
             timeout_endpoint=spec.endpoint,
             overrun=spec.overrun,
             bound_id=spec.name,
@@ -172,7 +173,7 @@ class _Builder:
                 latency_class=spec.latency,
                 slice_ns=None if spec.slice_us is None else spec.slice_us * US,
                 group=spec.group,
-                core_mask=_mask(spec.cores),
+                core_mask=mask_of(spec.cores),
                 needs_context=spec.needs_context,
             )
             rng = random.Random(f"{self._scenario.seed}/{name}")  # noqa: S311  # a simulation, not a secret
@@ -237,10 +238,3 @@ class _Builder:
     def _revoke_context(self, name: str) -> Sequence[Decision]:
         handle, number = self._handles[name], self._context_ids[name]
         return self._admission.revoke(name, handle, number, self._simulation.now)
-
-
-def _mask(cores: Iterable[int]) -> int:
-    mask = 0
-    for core in cores:
-        mask |= 1 << core
-    return mask

@@ -141,7 +141,8 @@ class CallableRunner:
                 worker_call.outcome()
                 raise
             ended = worker_call.outcome()
-            cpu_s = ended.cpu_s if hold is None else max(ended.cpu_s, hold.cpu_s())
+            group = None if hold is None else hold.group
+            cpu_s = ended.cpu_s if group is None else max(ended.cpu_s, group.cpu_s())
             return msgspec.structs.replace(_function_outcome(ended, limits), cpu_s=cpu_s)
 
     @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 
 from rota.errors import HostError
 from rota.fleet.run_cpu import NO_GROUPS, RunCpu, unscheduled
@@ -85,12 +84,6 @@ class CpuHold:
     def _denied(self) -> dict[str, str]:
         gives_realtime = self._resources.cgroups.gives_realtime
         return self._cpu.denied(self._support, allowed_policies(), gives_realtime=gives_realtime)
-
-    def cpu_s(self) -> float:
-        """Return the CPU time that its control group has used, also by processes that were never waited for."""
-        with suppress(OSError):
-            return 0.0 if self.group is None else (self.group.usage().cpu_ns or 0) / 1e9
-        return 0.0
 
     def end(self, session: Session | None = None) -> None:
         """The session has ended, or was never started."""

@@ -53,7 +53,7 @@ from rota.graph.run_values import outputs_of
 from rota.graph.stop import StopToken
 from rota.host.process_cpu import thread_cpu_s
 from rota.host.thread_settings import usable_cores
-from rota.model.core_grants import CoreGrant
+from rota.model.core_grants import CoreGrant, CoreHost
 from rota.model.graph_runs import ENDED, GraphRun
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
@@ -129,23 +129,23 @@ class GraphRunner:
         plan = self._plan(run)
         if plan.spec.graph.island is None:
             return self._run_epochs(api, run, plan, channel, stop)
-        ask = island_ask(plan)
+        ask, host = island_ask(plan), this_host()
         try:
-            grant = api.cores.grant(entry.sched_id, entry.token or 0, this_host(), ask)
+            grant = api.cores.grant(entry.sched_id, entry.token or 0, host, ask)
         except (IslandRefused, LeaseRefused, ContextRefused) as refusal:  # recorded; `rota why` shows it
             if refusal.data.get("never"):
                 return self._end(api, run, "failed", error=refusal.message)
             channel.log(f"rota: {refusal.message}\n".encode())
             return RunOutcome(yield_after_s=refused_delay_s(api.clock.now() - entry.created_at))
         try:
-            with self._placed(api, grant):
+            with self._placed(api, host, grant):
                 return self._run_epochs(api, run, plan, channel, stop)
         finally:
             with suppress(RotaError):  # it ends with the claim
                 release(api, entry.sched_id, entry.token or 0)
 
     @contextmanager
-    def _placed(self, api: SchedulerApi, grant: CoreGrant) -> Iterator[None]:
+    def _placed(self, api: SchedulerApi, host: CoreHost, grant: CoreGrant) -> Iterator[None]:
         """Stay on the cores that were granted, with the threads and processes that the graph's lanes start."""
         cores = frozenset(grant.allowed)
         if not hasattr(os, "sched_setaffinity") or cores == usable_cores():
@@ -153,7 +153,7 @@ class GraphRunner:
             return
         confinement = self._resources.confinement
         if grant.leased:
-            confinement.set_open(open_cores(api, this_host()))  # everything else leaves them first
+            confinement.set_open(open_cores(api, host))  # everything else leaves them first
         with confinement.placed(cores, leased=bool(grant.leased)):
             yield
 

@@ -379,11 +379,7 @@ class Program:
     def _cpu_s(self, ended: SessionExit) -> float:
         """Return the CPU time of all its processes: its group also counts those that were never waited for."""
         waited_s = ended.cpu_user_s + ended.cpu_system_s
-        if self._group is None:
-            return waited_s
-        with suppress(OSError):  # as in _exceeded_memory
-            return max(waited_s, (self._group.usage().cpu_ns or 0) / 1e9)
-        return waited_s
+        return waited_s if self._group is None else max(waited_s, self._group.cpu_s())
 
     def _classify(
         self, ended: SessionExit
