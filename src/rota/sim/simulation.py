@@ -43,9 +43,9 @@ __all__ = ["DECISIONS_KEPT", "SEGMENTS_MAX", "LagSample", "Segment", "Simulation
 
 SEGMENTS_MAX = 200_000  # run segments and lag samples kept for a drawing
 DECISIONS_KEPT = 10_000  # decisions kept in the log
-SUBJECT_BITS = 32
+SUBJECT_BITS = 27  # more than an engine has entities
 SUBJECT_MASK = (1 << SUBJECT_BITS) - 1
-EVENT_BITS = 35  # bits below the instant: the subject and three bits of kind
+EVENT_BITS = 30  # bits below the instant: the subject and three bits of kind, one digit of Python's integers
 EVENT_MASK = (1 << EVENT_BITS) - 1
 # At one instant, finished work comes first, because it needs no further slice or budget. Wakes come last.
 _DONE, _RESCHEDULE, _TICK, _TIMER, _SCHEDULED, _WAKE, _STOP = (kind << SUBJECT_BITS for kind in range(7))
@@ -119,13 +119,15 @@ class Simulation:
 
     def run(self, until_ns: int) -> None:
         """Run up to an instant."""
-        events, wakes, slice_end = self._event_heap, self._wake_heap, self._slice_end
+        events, wakes, slice_end, by_entity = self._event_heap, self._wake_heap, self._slice_end, self._by_entity
         heappush(events, until_ns << EVENT_BITS | _STOP)
         while True:
             if wakes[0] < events[0]:
                 event = heappop(wakes)
-                self.now = now = event >> EVENT_BITS
-                self._wake(event & SUBJECT_MASK, now)
+                thread = by_entity[event & SUBJECT_MASK]
+                if thread is not None:  # else it ended while it slept
+                    self.now = now = event >> EVENT_BITS
+                    self._wake(thread, now)
                 continue
             event = heappop(events)
             what = event & EVENT_MASK
@@ -158,10 +160,7 @@ class Simulation:
         self.events += 1
         self.apply(self.engine.step(event, self.now))
 
-    def _wake(self, entity: int, now: int) -> None:
-        thread = self._by_entity[entity]
-        if thread is None:
-            return  # it ended while it slept
+    def _wake(self, thread: SimThread, now: int) -> None:
         thread.begin(now)
         thread.woken_at_ns = now
         self.events += 1
