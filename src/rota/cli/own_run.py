@@ -99,16 +99,15 @@ def charge(
 
     Prints the agent's budget in each of these dimensions that has one.
     """
-    from secrets import token_hex
-
     from rota.cli import arguments
     from rota.cli.output import print_json, print_table
     from rota.model import amount_text, priced
+    from rota.service.outages import new_charge_key
 
     run = own_run(store)
     prices = {} if model is None else call_in_run(run.store, lambda api: api.usage.prices(), repeats=True)
     found = priced(arguments.amounts(amounts, "amounts"), model, prices)
-    key = f"~{token_hex(8)}"  # so that it counts once, however often it is made
+    key = new_charge_key()  # so that it counts once, however often it is made
     lines = call_in_run(
         run.store,
         lambda api: api.queue.charge(run.sched_id, found.amounts, token=run.token, model=model, key=key),

@@ -25,7 +25,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from secrets import token_hex
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -44,7 +43,7 @@ from rota.model.checks import NOTE_CHARS_MAX, SECONDS_MAX
 from rota.model.prices import ModelPrice, priced
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
-from rota.service.outages import call_through_outage
+from rota.service.outages import call_through_outage, new_charge_key
 from rota.store.author import acting_as
 
 __all__ = ["LiveRun", "SlotHold"]
@@ -303,7 +302,7 @@ class LiveRun:
 
     def _charge(self, amounts: Mapping[str, int], model: str | None, node: str | None) -> bool:
         """Charge exactly once, also if a response is lost; returns whether a limit of the agent is exceeded."""
-        charge = partial(self._api.queue.charge, token=self.token, model=model, node=node, key=f"~{token_hex(8)}")
+        charge = partial(self._api.queue.charge, token=self.token, model=model, node=node, key=new_charge_key())
         lines = self._call(lambda: charge(self.entry.sched_id, amounts), repeats=True)
         return any(line.over_limit for line in lines.values())
 

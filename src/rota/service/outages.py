@@ -19,12 +19,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from secrets import token_hex
 from typing import TypeVar
 
 from rota.clock import Clock
 from rota.errors import StoreUnavailable
 
-__all__ = ["OUTAGE_S", "RETRY_S", "call_through_outage", "may_be_executed"]
+__all__ = ["OUTAGE_S", "RETRY_S", "call_through_outage", "may_be_executed", "new_charge_key"]
 
 OUTAGE_S = 3_600.0  # how long a call for one run, or the first one of a supervisor, waits for the store
 RETRY_S = 1.0  # between two attempts
@@ -35,6 +36,11 @@ T = TypeVar("T")
 def may_be_executed(problem: StoreUnavailable) -> bool:
     """Whether the store may have executed the call that failed."""
     return bool(problem.data.get("may_be_executed"))
+
+
+def new_charge_key() -> str:
+    """Return a key with which a charge may be repeated; keys that users choose do not begin like it."""
+    return f"~{token_hex(8)}"
 
 
 def _say(problem: StoreUnavailable) -> None:
