@@ -102,7 +102,7 @@ def charge(
     from rota.cli import arguments
     from rota.cli.output import print_json, print_table
     from rota.model import amount_text, priced
-    from rota.service.outages import new_charge_key
+    from rota.service import new_charge_key
 
     run = own_run(store)
     prices = {} if model is None else call_in_run(run.store, lambda api: api.usage.prices(), repeats=True)

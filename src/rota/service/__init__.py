@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rota.service.log_files import gap_line, read_log
     from rota.service.log_folder import attempts_in
     from rota.service.log_following import LogNotice, LogOutput, follow_log
-    from rota.service.outages import OUTAGE_S, call_through_outage
+    from rota.service.outages import OUTAGE_S, call_through_outage, new_charge_key
     from rota.service.policy_guard import PolicyGuard
     from rota.service.policy_in_force import find_policy
     from rota.service.policy_link import PolicyLink, answer_from_profiles
@@ -95,6 +95,7 @@ __all__ = [
     "gap_line",
     "isolate",
     "make_policy",
+    "new_charge_key",
     "read_log",
     "this_host",
 ]
@@ -130,7 +131,7 @@ __getattr__ = exports(
         "log_files": ("gap_line", "read_log"),
         "log_folder": ("attempts_in",),
         "log_following": ("LogNotice", "LogOutput", "follow_log"),
-        "outages": ("OUTAGE_S", "call_through_outage"),
+        "outages": ("OUTAGE_S", "call_through_outage", "new_charge_key"),
         "policy_guard": ("PolicyGuard",),
         "policy_in_force": ("find_policy",),
         "policy_link": ("PolicyLink", "answer_from_profiles"),
