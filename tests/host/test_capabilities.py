@@ -12,8 +12,9 @@ import pytest
 
 import rota.host
 from rota.errors import HostUnsupported
-from rota.host.capabilities import Capabilities, detect
+from rota.host.capabilities import Capabilities, allowed_policies, detect
 from rota.host.cgroups import Cgroups
+from rota.host.confinement import Confinement
 from rota.host.lineage import children_of
 from rota.host.reaper_client import ReaperClient, python_command
 from rota.host.thread_settings import read_scheduling
@@ -46,6 +47,16 @@ def test_what_needs_a_privilege_is_detected_by_trying(capabilities: Capabilities
         assert capabilities.offer("nice").works
     else:
         assert "privilege" in capabilities.offer("fifo").why_not
+
+
+def test_what_is_allowed_does_not_depend_on_the_leases_of_this_moment() -> None:
+    """A run that leased a core was told that this user may not use `deadline`, and so was every later one."""
+    allowed, confinement = allowed_policies.__wrapped__(), Confinement()
+    confinement.set_open([min(confinement.usable)])
+    try:
+        assert allowed_policies.__wrapped__() == allowed
+    finally:
+        confinement.set_open(confinement.usable)
 
 
 def test_control_group_support_is_reported(capabilities: Capabilities) -> None:

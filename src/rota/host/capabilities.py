@@ -24,7 +24,15 @@ from rota.host.cgroups import Backend, Cgroups, FeatureSupport
 from rota.host.process_cpu import process_cpu_ns
 from rota.host.session import PIDFD_SIGNAL_PROCESS_GROUP
 from rota.host.syscalls import sched_getattr, supports_subreapers
-from rota.host.thread_settings import NICE_MAX, Scheduling, allowed_cores, set_scheduling, set_thread_name, usable_cores
+from rota.host.thread_settings import (
+    NICE_MAX,
+    Scheduling,
+    allowed_cores,
+    pin_thread,
+    set_scheduling,
+    set_thread_name,
+    usable_cores,
+)
 
 __all__ = ["Capabilities", "Capability", "Platform", "allowed_policies", "detect", "probe"]
 
@@ -142,6 +150,12 @@ def _schedule(wanted: Scheduling) -> Callable[[], bool]:
     return attempt
 
 
+def _reserve() -> bool:
+    # a thread needs all cores for it, and a lease may confine this process to some
+    pin_thread(0, usable_cores())
+    return _schedule(Scheduling(policy="deadline", runtime_ns=_MS, deadline_ns=100 * _MS, period_ns=100 * _MS))()
+
+
 def _name_a_thread() -> bool:
     if sys.platform == "linux":
         set_thread_name("rota-probe")
@@ -175,8 +189,5 @@ _ATTEMPTS: Mapping[str, tuple[str, Callable[[], object]]] = {
     "slice": ("another length of time slices", _schedule(Scheduling(slice_ns=5 * _MS))),
     "fifo": ("running before all ordinary processes", _schedule(Scheduling(policy="fifo", priority=1))),
     "rr": ("the same, alternating between equal priorities", _schedule(Scheduling(policy="rr", priority=1))),
-    "deadline": (
-        "a guaranteed CPU time in every period",
-        _schedule(Scheduling(policy="deadline", runtime_ns=_MS, deadline_ns=100 * _MS, period_ns=100 * _MS)),
-    ),
+    "deadline": ("a guaranteed CPU time in every period", _reserve),
 }
