@@ -325,7 +325,7 @@ def test_the_command_reports_an_error_in_one_sentence(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("cores = 1\n")
     for path, code, words in (
-        (EXAMPLES / "refused.toml", 1, "does not fit"),
+        (EXAMPLES / "refused.toml", 1, "context camera fits on no allowed core"),
         (bad, 2, "bad.toml: duration_ms: required key is missing; expected a whole number"),
     ):
         done = rota(str(path))

@@ -241,7 +241,7 @@ class Admission:
                 return here
             missing += [one.sentence() for one in shortages]
         raise ContextRefused(
-            f"context {context.context_id} fits on no allowed core: {'; '.join(missing[:4])}",
+            f"context {context.bound_id or context.context_id} fits on no allowed core: {'; '.join(missing[:4])}",
             context_id=context.context_id,
             missing=missing,
         )
