@@ -92,7 +92,9 @@ class _Running:
         self.grant = grant
         self.session = session
         self.group = group
-        self.advisories = [*map(str, session.advisories), *map(str, group.advisories if group else ())]
+        # what was refused of its scheduling is said of the setting that asked for it
+        own = [each for each in session.advisories if each.what != "scheduling"]
+        self.advisories = [*map(str, own), *map(str, group.advisories if group else ())]
         self.missing: dict[str, str] = {}  # settings that the kernel did not take, with the reason
 
     def cpu_ns(self) -> int:

@@ -326,7 +326,8 @@ class Program:
     def wait_started(self) -> None:
         """Wait until the program runs; raise the error if it could not be started."""
         self.session.wait_started()
-        self.advisories += map(str, self.session.advisories)
+        # what was refused of its scheduling is said of the `cpu` setting that asked for it
+        self.advisories += [str(each) for each in self.session.advisories if each.what != "scheduling"]
         if self._hold is not None:
             self._hold.started(self.session)
 
