@@ -363,8 +363,9 @@ def test_realtime_is_reported_as_the_kernel_has_it(cores: tuple[int, ...], realt
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--weight", "z=3", "--", "true"), "there is no command 'z'"),
-        (("--weight", "a=x", "--", "true"), "'x' is not valid"),
+        (("--weight", "z=3", "--", "true", "+", "true"), "there is no command 'z'; the commands are a, b"),
+        (("--weight", "3", "--", "true"), "--weight 3 names no command"),
+        (("--weight", "a=x", "--", "true"), "'x' is not a number"),
         (("--weight", "a=nan", "--", "true"), "weight must be finite, not nan"),
         (("--weight", "a=inf", "--", "true"), "weight must be finite, not inf"),
         (("--weight", "a=-1", "--", "true"), "weight must lie from 0.01 to 100"),

@@ -42,7 +42,7 @@ def cpu_run(  # noqa: PLR0917  # each is an option of the command line
     quota: Annotated[
         list[str] | None, typer.Option("--quota", "--budget", help="CPU time per period: a=20ms/100ms.")
     ] = None,
-    lease: Annotated[list[str] | None, typer.Option(help="Cores for one command alone: a=1.")] = None,
+    lease: Annotated[list[str] | None, typer.Option(help="Cores that one command has alone: a=1 is core 1.")] = None,
     latency_class: Annotated[
         list[str] | None, typer.Option("--class", help="The length of time slices: a=batch, a=sensitive.")
     ] = None,

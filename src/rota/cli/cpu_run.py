@@ -41,7 +41,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     weights: Sequence[str] = ()  # a=3
     quotas: Sequence[str] = ()  # a=20ms/100ms
-    leases: Sequence[str] = ()  # a=1
+    leases: Sequence[str] = ()  # a=1 is core 1
     classes: Sequence[str] = ()  # a=batch
     realtime: Sequence[str] = ()  # a=fifo:10, a=rr:10, a=deadline:20/100
     cores: str | None = None  # 0-1
@@ -179,9 +179,13 @@ def _settings(commands: dict[str, list[str]], options: RunOptions) -> dict[str, 
     )
     for option, key, values, parse in parsers:
         for text in values:
-            name, _, value = text.partition("=")
+            name, equals, value = text.partition("=")
+            if not equals:
+                hint = f"Write --{option} a={text}."
+                raise InvalidInput(f"--{option} {text} names no command", field=option, hint=hint)
             if name not in commands:
-                raise InvalidInput(f"--{option} {text}: there is no command {name!r}", field=option)
+                named = f"the commands are {', '.join(commands)}"
+                raise InvalidInput(f"--{option} {text}: there is no command {name!r}; {named}", field=option)
             try:
                 given[name][key] = parse(value)
                 if option == "lease":
@@ -190,5 +194,5 @@ def _settings(commands: dict[str, list[str]], options: RunOptions) -> dict[str, 
             except RotaError as problem:
                 raise InvalidInput(f"--{option} {text}: {problem.message}", field=option) from problem
             except ValueError as problem:
-                raise InvalidInput(f"--{option} {text}: {value!r} is not valid", field=option) from problem
+                raise InvalidInput(f"--{option} {text}: {value!r} is not a number", field=option) from problem
     return {name: read_cpu(fields) or CpuSettings() for name, fields in given.items()}
