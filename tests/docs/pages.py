@@ -32,6 +32,7 @@ from rota.policy import registry
 from rota.rpc.methods import ANY_METHOD, METHODS, PROTOCOLS, Method
 from rota.rpc.rest import ROUTES
 from rota.service.api.declaration import SCOPES, Scope, declarations
+from rota.sim import scenario
 from tests.docs.plots import PLOTS
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +136,12 @@ def fleet_file() -> Iterator[str]:
     yield "# The fleet file, key by key\n"
     yield MADE
     yield "[The guide](../fleet.md) explains the file. `rota run --schema` prints it as a JSON Schema, for editors.\n"
-    for place, table in FLEET_TABLES.items():
+    yield from _tables(FLEET_TABLES)
+
+
+def _tables(tables: Mapping[str, type[msgspec.Struct]]) -> Iterator[str]:
+    """The keys of each table of a file."""
+    for place, table in tables.items():
         yield f"## {place}\n"
         yield f"{_first_line(table)}\n"
         yield "| key | value | default | meaning |\n|---|---|---|---|"
@@ -165,6 +171,28 @@ FLEET_TABLES: Mapping[str, type[msgspec.Struct]] = {
     "`[hooks.NAME]`": fleet_tables.HookTable,
     "`[ray]`": fleet_tables.RayTable,
     "`[retention]`": fleet_tables.RetentionTable,
+}
+
+
+def scenario_file() -> Iterator[str]:
+    """docs/reference/scenario.md."""
+    yield "# The scenario file, key by key\n"
+    yield MADE
+    yield "What `rota cpu sim` simulates, in TOML ([the guide](../cpu.md#simulation)). Times are whole numbers, in the"
+    yield "unit that ends the key. From a range, `[200, 800]`, each time is drawn at random. Cores are numbered"
+    yield "from 0.\n"
+    yield from _tables(SCENARIO_TABLES)
+
+
+SCENARIO_TABLES: Mapping[str, type[msgspec.Struct]] = {
+    "Top level": scenario.Scenario,
+    "`[[thread]]`": scenario.ThreadSpec,
+    "`[[group]]`": scenario.GroupSpec,
+    "`[[context]]`": scenario.ContextSpec,
+    "`[[lease]]`": scenario.LeaseSpec,
+    "`[[island]]`": scenario.IslandSpec,
+    "`[capacity]`": scenario.CapacitySpec,
+    "`[[event]]`": scenario.EventSpec,
 }
 
 
@@ -458,6 +486,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/reasons.md": reasons,
     "docs/reference/policies.md": policies,
     "docs/reference/fleet.md": fleet_file,
+    "docs/reference/scenario.md": scenario_file,
     "docs/reference/graph.md": graph,
     "docs/reference/cli.md": cli,
     "docs/reference/rpc.md": rpc,

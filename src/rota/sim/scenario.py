@@ -28,9 +28,10 @@ import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from rota.cores.accounts import LatencyClass
 from rota.cores.runqueue import Rule
@@ -77,114 +78,157 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A table of the file."""
 
 
+Name: TypeAlias = Annotated[str, Meta(description="Its name, unique among tables of its kind.")]
+Weight: TypeAlias = Annotated[float, Meta(description="Its share beside the others.")]
+Cores: TypeAlias = Annotated[tuple[int, ...], Meta(description="The cores that it may use. Default: all.")]
+Work: TypeAlias = Annotated[DurationUs | None, Meta(description="How long it works each time: a number, or a range.")]
+MemoryBytes: TypeAlias = Annotated[int, Meta(description="Memory, in bytes.")]
+Slots: TypeAlias = Annotated[int, Meta(description="Slots.")]
+Tokens: TypeAlias = Annotated[int, Meta(description="Tokens.")]
+Devices: TypeAlias = Annotated[tuple[str, ...], Meta(description="Devices, by name.")]
+
+
 class GroupSpec(_Table, frozen=True, kw_only=True):
     """A process, session or project whose threads compete as one."""
 
-    name: str
-    weight: float = 1.0
-    latency: LatencyClass = "normal"
-    context: str | None = None
+    name: Name
+    weight: Weight = 1.0
+    latency: Annotated[LatencyClass, Meta(description="The length of the group's time slices.")] = "normal"
+    context: Annotated[
+        str | None, Meta(description="The context that pays for threads of the group without one of their own.")
+    ] = None
 
 
 class ContextSpec(_Table, frozen=True, kw_only=True):
     """A budget per period."""
 
-    name: str
-    budget_us: int
-    period_us: int
-    deadline_us: int | None = None
-    criticality: Criticality = "normal"
-    priority: int = 0
-    cores: tuple[int, ...] = ()
-    overrun: OverrunPolicy = "throttle"
-    endpoint: int | None = None
+    name: Name
+    budget_us: Annotated[int, Meta(description="CPU time per period.")]
+    period_us: Annotated[int, Meta(description="The period.")]
+    deadline_us: Annotated[
+        int | None, Meta(description="How long after it wakes a thread must be done. Default: the period.")
+    ] = None
+    criticality: Annotated[
+        Criticality,
+        Meta(description="`high` and `critical` reserve the budget, `normal` is a cap, `background` uses idle time."),
+    ] = "normal"
+    priority: Annotated[int, Meta(description="Among reservations with equal deadlines the higher goes first.")] = 0
+    cores: Annotated[
+        tuple[int, ...],
+        Meta(description="The cores that it may be used on; a reservation gets one of them. Default: all."),
+    ] = ()
+    overrun: Annotated[OverrunPolicy, Meta(description="What becomes of a thread when the budget is used up.")] = (
+        "throttle"
+    )
+    endpoint: Annotated[int | None, Meta(description="Where the notice goes that it is used up. Default: nowhere.")] = (
+        None
+    )
 
 
 class ThreadSpec(_Table, frozen=True, kw_only=True):
     """One thread, or `count` equal ones."""
 
-    name: str
-    kind: Kind
-    count: int = 1
-    weight: float = 1.0
-    latency: LatencyClass = "normal"
-    slice_us: int | None = None
-    group: str | None = None
-    context: str | None = None
-    cores: tuple[int, ...] = ()
-    needs_context: bool = False
-    hint: Hint | None = None  # asks the policy service for a profile; until it answers, weight and latency apply
-    start_ms: int = 0
-    work_us: DurationUs | None = None
-    sleep_us: DurationUs | None = None
-    every_us: int | None = None
-    server: str | None = None
-    serve_us: DurationUs | None = None
+    name: Name
+    kind: Annotated[Kind, Meta(description="What it does.")]
+    count: Annotated[int, Meta(description="How many; they are called NAME-0, NAME-1, ….")] = 1
+    weight: Weight = 1.0
+    latency: Annotated[LatencyClass, Meta(description="The length of its time slices.")] = "normal"
+    slice_us: Annotated[int | None, Meta(description="The length of its time slices, in place of the class's.")] = None
+    group: Annotated[str | None, Meta(description="The group that it belongs to.")] = None
+    context: Annotated[str | None, Meta(description="The context that pays for it. Default: its group's.")] = None
+    cores: Cores = ()
+    needs_context: Annotated[bool, Meta(description="Whether it does not run while no context pays for it.")] = False
+    hint: Annotated[
+        Hint | None,
+        Meta(description="Asks the policy service for a profile; until it answers, `weight` and `latency` apply."),
+    ] = None
+    start_ms: Annotated[int, Meta(description="When it first wakes.")] = 0
+    work_us: Work = None
+    sleep_us: Annotated[DurationUs | None, Meta(description="How long it sleeps after that.")] = None
+    every_us: Annotated[int | None, Meta(description="The period of new work.")] = None
+    server: Annotated[str | None, Meta(description="The thread that it calls.")] = None
+    serve_us: Annotated[DurationUs | None, Meta(description="How long the server works for a call.")] = None
 
 
 class LeaseSpec(_Table, frozen=True, kw_only=True):
     """Exclusive cores for one group, from an instant on."""
 
-    name: str
-    owner: str
-    cores: tuple[int, ...]
-    context: str
-    at_ms: int = 0
-    mode: Literal["exclusive", "poller"] = "exclusive"
-    housekeeping: tuple[int, ...] = ()
-    revocation_us: int = 5_000
-    endpoint: int | None = None
-    on_service_loss: Literal["keep", "revoke"] = "keep"
+    name: Name
+    owner: Annotated[str, Meta(description="The group that gets the cores.")]
+    cores: Annotated[tuple[int, ...], Meta(description="The cores that only its threads may use.")]
+    context: Annotated[str, Meta(description="The context that pays; the lease ends with it.")]
+    at_ms: Annotated[int, Meta(description="When it is granted. One of an island is granted with the island.")] = 0
+    mode: Annotated[
+        Literal["exclusive", "poller"], Meta(description="A `poller` has one thread, which consumes its ring.")
+    ] = "exclusive"
+    housekeeping: Annotated[tuple[int, ...], Meta(description="Cores that have to stay open to all threads.")] = ()
+    revocation_us: Annotated[int, Meta(description="How long the owner has to return the cores.")] = 5_000
+    endpoint: Annotated[int | None, Meta(description="Where the notice of a revocation goes. Default: nowhere.")] = None
+    on_service_loss: Annotated[
+        Literal["keep", "revoke"], Meta(description="What becomes of it when the policy service is lost.")
+    ] = "keep"
 
 
 class IslandSpec(_Table, frozen=True, kw_only=True):
     """A realtime graph that is admitted or refused as a whole."""
 
-    name: str
-    contexts: tuple[str, ...]
-    leases: tuple[str, ...] = ()
-    memory_bytes: int = 0
-    slots: int = 0
-    tokens: int = 0
-    devices: tuple[str, ...] = ()
-    overrun: Literal["stop", "degrade"] = "stop"
-    shutdown: Literal["drain", "immediate"] = "drain"
+    name: Name
+    contexts: Annotated[tuple[str, ...], Meta(description="Its contexts.")]
+    leases: Annotated[tuple[str, ...], Meta(description="Its leases.")] = ()
+    memory_bytes: MemoryBytes = 0
+    slots: Slots = 0
+    tokens: Tokens = 0
+    devices: Devices = ()
+    overrun: Annotated[
+        Literal["stop", "degrade"],
+        Meta(description="When an activation uses more than its budget: `degrade` goes on without reservations."),
+    ] = "stop"
+    shutdown: Annotated[
+        Literal["drain", "immediate"], Meta(description="Whether activations in progress are finished when it stops.")
+    ] = "drain"
 
 
 class CapacitySpec(_Table, frozen=True, kw_only=True):
     """What islands can reserve, besides cores."""
 
-    memory_bytes: int = 0
-    slots: int = 0
-    tokens: int = 0
-    devices: tuple[str, ...] = ()
+    memory_bytes: MemoryBytes = 0
+    slots: Slots = 0
+    tokens: Tokens = 0
+    devices: Devices = ()
 
 
 class EventSpec(_Table, frozen=True, kw_only=True):
     """An event at an instant."""
 
-    at_ms: int
-    do: Literal["core_offline", "core_online", "exit", "revoke_context", "revoke_lease", "service_lost", "service_back"]
-    core: int | None = None
-    name: str | None = None  # of the thread, context or lease
+    at_ms: Annotated[int, Meta(description="When it happens.")]
+    do: Annotated[
+        Literal[
+            "core_offline", "core_online", "exit", "revoke_context", "revoke_lease", "service_lost", "service_back"
+        ],
+        Meta(description="What happens."),
+    ]
+    core: Annotated[int | None, Meta(description="The core that goes offline or comes back.")] = None
+    name: Annotated[str | None, Meta(description="The thread that ends, or the context or lease that is revoked.")] = (
+        None
+    )
 
 
 class Scenario(_Table, frozen=True, kw_only=True):
     """A whole scenario file."""
 
-    cores: int
-    duration_ms: int
-    seed: int = 1
-    rule: Rule = "eevdf"
-    reschedule_us: int = 0  # delay of a reschedule
-    answer_us: int = 1_000  # how long the policy service takes to answer
-    capacity: CapacitySpec = CapacitySpec()
-    group: tuple[GroupSpec, ...] = ()
-    context: tuple[ContextSpec, ...] = ()
-    thread: tuple[ThreadSpec, ...] = ()
-    lease: tuple[LeaseSpec, ...] = ()
-    island: tuple[IslandSpec, ...] = ()
-    event: tuple[EventSpec, ...] = ()
+    cores: Annotated[int, Meta(description="The number of cores.")]
+    duration_ms: Annotated[int, Meta(description="How long it is simulated.")]
+    seed: Annotated[int, Meta(description="What all random numbers follow from.")] = 1
+    rule: Annotated[Rule, Meta(description="How threads share a core; `--policy` takes precedence.")] = "eevdf"
+    reschedule_us: Annotated[int, Meta(description="How long a core takes to notice that it should choose again.")] = 0
+    answer_us: Annotated[int, Meta(description="How long the policy service takes to answer.")] = 1_000
+    capacity: Annotated[CapacitySpec, Meta(description="What islands can reserve, besides cores.")] = CapacitySpec()
+    group: Annotated[tuple[GroupSpec, ...], Meta(description="Groups of threads.")] = ()
+    context: Annotated[tuple[ContextSpec, ...], Meta(description="Budgets of CPU time.")] = ()
+    thread: Annotated[tuple[ThreadSpec, ...], Meta(description="Threads, at least one.")] = ()
+    lease: Annotated[tuple[LeaseSpec, ...], Meta(description="Exclusive cores.")] = ()
+    island: Annotated[tuple[IslandSpec, ...], Meta(description="Realtime islands.")] = ()
+    event: Annotated[tuple[EventSpec, ...], Meta(description="What happens during the simulation.")] = ()
 
 
 def load_scenario(path: Path) -> Scenario:
