@@ -39,7 +39,7 @@ def backup(
 
 @db.command()
 def check(store: Store = STORE, as_json: AsJson = False) -> None:
-    """Check the file for damage; exits with 1 if it finds any."""
+    """Check the store for damage; exits with 1 if it finds any."""
     from rota.cli.connection import open_file
     from rota.cli.output import print_json
 
@@ -60,12 +60,12 @@ def prune(
         str, typer.Option("--entries-older-than", help="Remove finished entries older than this.")
     ] = "30d",
     vacuum: Annotated[
-        bool, typer.Option("--vacuum", help="Then rewrite the whole file, for one of an earlier version; writers wait.")
+        bool, typer.Option("--vacuum", help="Then rewrite the whole file, and writers wait; PostgreSQL's VACUUM.")
     ] = False,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old events and finished entries, in batches, and shorten the file."""
+    """Remove old events and finished entries, in batches; a file becomes shorter."""
     from rota.cli.arguments import seconds
     from rota.cli.connection import open_file
     from rota.cli.output import print_json
@@ -166,7 +166,7 @@ def retention(
 
 @db.command()
 def migrate(store: Store = STORE, as_json: AsJson = False) -> None:
-    """Migrate the file to this rota's schema version; a copy of a file of the first kernel is left beside it.
+    """Migrate the store to this rota's schema version; a copy of a file of the first kernel is left beside it.
 
     Opening the store for writing does the same.
     """
