@@ -308,7 +308,11 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         Meta(description="The fleet's name, unique among the fleets of a store; default: the file's name."),
     ] = None
     store: Annotated[
-        Text, Meta(description="The database file, or a daemon's address (`unix:/path`, `http://host:port`).")
+        Text,
+        Meta(
+            description="The database file, `postgresql://user@host/database?schema=rota`, or a daemon's address "
+            "(`unix:/path`, `http://host:port`)."
+        ),
     ] = "rota.db"
     policy: Annotated[
         str | PolicyTable | None,
