@@ -1,10 +1,10 @@
 """Settings that Linux keeps for each thread: its name, its cores, its nice value and its scheduling policy.
 
 A thread sets its own with `ThreadSettings`: `apply_settings` sets what is requested and returns what was refused,
-`read_settings` reads what is in force. For a process, `pin` and `apply_scheduling` set the cores and the policy thread
-by thread, and report differences as an `Advisory`. A new thread inherits the cores of its creator, so `pin` repeats
-until it finds no new thread: one created meanwhile may have inherited the old cores. The kernel applies the requested
-cores that it allows (a cpuset may forbid some), and refuses if none is left.
+`read_settings` reads what is in force. For a process, `pin` sets the cores thread by thread, and reports differences as
+an `Advisory`. A new thread inherits the cores of its creator, so `pin` repeats until it finds no new thread: one
+created meanwhile may have inherited the old cores. The kernel applies the requested cores that it allows (a cpuset may
+forbid some), and refuses if none is left.
 
 The scheduling policies:
 
@@ -46,7 +46,6 @@ __all__ = [
     "ThreadSettings",
     "affinity_advisories",
     "allowed_cores",
-    "apply_scheduling",
     "apply_settings",
     "check_cores",
     "confined_from",
@@ -55,7 +54,6 @@ __all__ = [
     "read_scheduling",
     "read_settings",
     "sched_attributes",
-    "scheduling_advisories",
     "set_scheduling",
     "set_thread_name",
     "threads_of",
@@ -321,26 +319,3 @@ def _scheduling(found: SchedAttr) -> Scheduling:
     elif policy in {"other", "batch"}:
         fields["slice_ns"] = found.runtime_ns
     return Scheduling(**fields)
-
-
-def apply_scheduling(pid: int, wanted: Scheduling) -> tuple[Advisory, ...]:
-    """Set the scheduling of every thread of a process. Return advisories for what is not in force."""
-    for thread in threads_of(pid):
-        try:
-            set_scheduling(thread, wanted)
-        except ProcessLookupError:
-            continue  # this thread has exited
-        except OSError as refused:
-            return (Advisory("scheduling", explain_errno(refused.errno or 0), str(wanted), str(read_scheduling(pid))),)
-    return scheduling_advisories(wanted, read_scheduling(pid))
-
-
-def scheduling_advisories(wanted: Scheduling, in_force: Scheduling) -> tuple[Advisory, ...]:
-    """The advisories for a process whose scheduling differs from the requested one."""
-    # a slice is a hint: the kernel rounds it, and old kernels ignore it
-    same_slice = msgspec.structs.replace(in_force, slice_ns=wanted.slice_ns)
-    if wanted.slice_ns and wanted.slice_ns != in_force.slice_ns:
-        return (Advisory("slice_ns", "the kernel chose another time slice", str(wanted), str(in_force)),)
-    if same_slice == wanted:
-        return ()
-    return (Advisory("scheduling", "the kernel keeps another setting", str(wanted), str(in_force)),)
