@@ -142,7 +142,7 @@ class WorkerCall:
         """Send a value to the function, which reads it with `worker.notices`. Return whether it was sent."""
         payload = pickle.dumps((self.number, value))
         if len(payload) > NOTICE_BYTES_MAX:
-            raise LimitExceeded("tell_bytes_max", NOTICE_BYTES_MAX, len(payload))
+            raise LimitExceeded("notice_bytes_max", NOTICE_BYTES_MAX, len(payload))
         with self._pool._changed:
             return not self._is_over and self._worker.connection.try_send(MessageKind.NOTICE, payload)
 
