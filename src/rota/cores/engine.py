@@ -249,11 +249,6 @@ class CoresEngine:
 
     # --- contexts --------------------------------------------------------------------------------
 
-    @property
-    def core_count(self) -> int:
-        """The number of cores, online or not."""
-        return len(self._queues.cores)
-
     def shortages(self, contexts: Sequence[SchedulingContext]) -> list[Shortage]:
         """What is missing to reserve time for these contexts together. Nothing changes."""
         return list(self._reservations.shortages(contexts))
@@ -378,6 +373,11 @@ class CoresEngine:
         return out
 
     # --- reading ---------------------------------------------------------------------------------
+
+    @property
+    def core_count(self) -> int:
+        """The number of cores, online or not."""
+        return len(self._queues.cores)
 
     def account(self, entity: int, now: int | None = None) -> ThreadCpuAccount:
         """What an entity has used up to an instant; default: the instant of the last step."""
