@@ -132,7 +132,7 @@ class SchedulingContexts:
 
     # --- binding ---------------------------------------------------------------------------------
 
-    def bind(self, handle: Handle, entity: Entity) -> ContextRecord:
+    def bind(self, handle: Handle, entity: Entity) -> None:
         """Make a context an entity's own, replacing the previous one."""
         context = self.resolve(handle)
         self.unbind(entity)
@@ -140,9 +140,8 @@ class SchedulingContexts:
         entity.details.context = context
         entity.details.needs_context = entity.details.needs_context or context.is_required
         self._activate(context)
-        return context
 
-    def bind_group(self, handle: Handle, group: GroupRecord) -> ContextRecord:
+    def bind_group(self, handle: Handle, group: GroupRecord) -> None:
         """Let a context pay for the members of a group that have none of their own."""
         context = self.resolve(handle)
         self.unbind_group(group)
@@ -151,14 +150,12 @@ class SchedulingContexts:
         for entity in group.members.values():
             entity.details.needs_context = entity.details.needs_context or context.is_required
         self._activate(context)
-        return context
 
-    def bind_path(self, handle: Handle, callee: Entity) -> ContextRecord:
+    def bind_path(self, handle: Handle, callee: Entity) -> None:
         """Let a context pay for every call to an entity, instead of the caller's context."""
         context = self.resolve(handle)
         self._paths[callee.key] = context
         self._activate(context)
-        return context
 
     def entities_of(self, context: ContextRecord) -> list[Entity]:
         """The entities bound to a context, themselves or by their group."""

@@ -92,7 +92,7 @@ class IslandRecord:
         self.leases: list[Handle] = []
         self.evidence: dict[str, int] = {}
         self.reason = ""
-        self.misses = DeadlineMisses(MISSES_KEPT)  # fixed size
+        self.misses = DeadlineMisses(MISSES_KEPT)
 
     def advance(self, verb: str) -> None:
         """Apply a verb of the island lifecycle."""
@@ -231,14 +231,13 @@ class Islands:
 
     # --- running ---------------------------------------------------------------------------------
 
-    def start(self, island_id: int, now: int, out: list[Decision]) -> IslandRecord:
+    def start(self, island_id: int, now: int, out: list[Decision]) -> None:
         """Start an island: its contexts pay from now on. Before, nothing that is bound to them runs."""
         record = self.get(island_id)
         record.advance("start")
         for context in record.contexts:
             context.is_started = True
             self._scheduler.update_payers(self._contexts.entities_of(context), now, out)
-        return record
 
     def stop(self, record: IslandRecord, now: int, out: list[Decision]) -> None:
         """Stop an island, as its shutdown policy says."""

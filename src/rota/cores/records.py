@@ -33,6 +33,8 @@ __all__ = [
     "EntityDetails",
     "GroupNode",
     "GroupRecord",
+    "Rotation",
+    "needs_context",
 ]
 
 Band = int  # the index of a criticality in `CRITICALITIES`
@@ -41,20 +43,18 @@ NORMAL = CRITICALITIES.index("normal")  # shares by weight; the bands above run 
 
 
 class DeadlineMisses:
-    """Activations that ended after their deadline: the count, the maximum lateness and the latest ones. Fixed size."""
+    """Activations that ended after their deadline: how many, and the latest ones. Fixed size."""
 
-    __slots__ = ("_latest", "count", "lateness_max_ns")
+    __slots__ = ("_latest", "count")
 
     def __init__(self, kept: int) -> None:
         self.count = 0
-        self.lateness_max_ns = 0
         self._latest: list[tuple[int, int]] = [(0, 0)] * kept
 
     def record(self, now: int, lateness_ns: int) -> None:
         """Record a miss, replacing the oldest kept one."""
         self._latest[self.count % len(self._latest)] = now, lateness_ns
         self.count += 1
-        self.lateness_max_ns = max(self.lateness_max_ns, lateness_ns)
 
     def latest(self) -> list[tuple[int, int]]:
         """Instant and lateness of the kept misses, oldest first."""

@@ -100,9 +100,9 @@ class Counters:
         for name in LABELS:
             setattr(self, name, 0)
 
-    def as_dict(self, label: Label | None = None) -> dict[str, int]:
-        """Every counter by name, or only those of one kind."""
-        return {name: getattr(self, name) for name, kind in LABELS.items() if label in (None, kind)}
+    def as_dict(self) -> dict[str, int]:
+        """Every counter by name."""
+        return {name: getattr(self, name) for name in LABELS}
 
 
 class EngineTrace:

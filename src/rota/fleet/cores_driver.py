@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from rota.clock import AwakeClock, Clock
+from rota.clock import AwakeClock
 from rota.errors import CommandInvalid, ContextExists, ContextInvalid, NotFound
 from rota.fleet.run_cpu import NO_GROUPS, unscheduled
 from rota.host.capabilities import allowed_policies
@@ -121,11 +121,10 @@ class CpuDriver:
         cores: Iterable[int] | None = None,
         on_loss: OnLoss = "kill",
         use_groups: bool = True,
-        clock: Clock | None = None,
     ) -> None:
         self._confinement = Confinement()
         self.cores = self._known(self._confinement.usable if cores is None else frozenset(cores))
-        self._clock = clock or AwakeClock()
+        self._clock = AwakeClock()
         self._on_loss: OnLoss = on_loss
         self._host = CoreHost(key="here", name="this machine", cores=tuple(sorted(self.cores)))
         self._cgroups = Cgroups() if use_groups else Cgroups(versions=())

@@ -111,10 +111,9 @@ def reap(pid: int) -> dict[str, Any]:
     }
 
 
-def signal_group(leader: int, signal_number: int) -> bool:
-    """Send a signal to a process group. Return whether a process could receive it."""
+def signal_group(leader: int, signal_number: int) -> None:
+    """Send a signal to a process group, which may be gone."""
     try:
         os.killpg(leader, signal_number)
     except (ProcessLookupError, PermissionError):  # no process left, or only processes that changed their user
-        return False
-    return True
+        return

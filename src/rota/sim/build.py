@@ -14,7 +14,6 @@ from typing import Literal
 from rota.cores import Capacity, CoresEngine, CpuIsolationLease, Handle, IslandPlan, RealtimeIsland, SchedulingContext
 from rota.cores.events import CoreOffline, CoreOnline, Decision, RevokeLease, ServiceLost
 from rota.cores.runqueue import Rule
-from rota.cores.telemetry import EngineTrace
 from rota.model.budgets import mask_of
 from rota.policy.contract import Policy
 from rota.service.core_policy import CorePolicy
@@ -31,11 +30,9 @@ US = 1_000
 MS = 1_000_000
 
 
-def build_simulation(
-    scenario: Scenario, *, rule: Rule | None = None, observe: bool = True, trace: EngineTrace | None = None
-) -> Simulation:
+def build_simulation(scenario: Scenario, *, rule: Rule | None = None, observe: bool = True) -> Simulation:
     """Return a simulation at the start of a scenario. Contexts, leases and islands that do not fit are refused here."""
-    return _Builder(scenario, rule, observe, trace).build()
+    return _Builder(scenario, rule, observe).build()
 
 
 def apply_policy(simulation: Simulation, policy: Policy, every_ns: int, *, seed: int = 1) -> None:
@@ -61,14 +58,13 @@ def apply_policy(simulation: Simulation, policy: Policy, every_ns: int, *, seed:
 class _Builder:
     """Maps the names of a scenario to numbers and handles of the engine."""
 
-    def __init__(self, scenario: Scenario, rule: Rule | None, observe: bool, trace: EngineTrace | None) -> None:
+    def __init__(self, scenario: Scenario, rule: Rule | None, observe: bool) -> None:
         self._scenario = scenario
         capacity = scenario.capacity
         self._engine = CoresEngine(
             cores=scenario.cores,
             rule=rule or scenario.rule,
             blocking_ns=scenario.reschedule_us * US,
-            trace=trace,
             capacity=Capacity(
                 memory_bytes=capacity.memory_bytes,
                 slots=capacity.slots,
