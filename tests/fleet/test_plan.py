@@ -221,6 +221,12 @@ def test_cpu_settings_of_a_project_are_listed_as_refused_for_its_runs_on_ray(har
     assert [text for text in plan.warnings if "cpu" in text] == [told]
 
 
+def test_a_reservation_that_no_host_can_grant_is_listed_as_refused(harness: FleetHarness) -> None:
+    (row,) = planned(harness, A.replace("budget", "cpu = {realtime = 'deadline:10/10'}\nbudget")).cpu
+    assert (row.setting, row.state) == ("realtime", "refused")
+    assert row.how == ("no core can reserve it (utilisation of core 0 in ppm: 1,000,000 needed, 950,000 available)")
+
+
 def test_a_quota_of_more_than_the_machine_is_a_warning(harness: FleetHarness) -> None:
     count = len(allowed_cores())
     agent = A.replace("budget", f"cpu = {{quota = '{count + 1}s/1s'}}\nbudget")

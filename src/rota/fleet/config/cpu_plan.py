@@ -61,6 +61,7 @@ def cpu_rows(fleet: Fleet) -> list[CpuRow]:
             usable=usable,
             within=within,
             denied=_denied(cpu, cgroups, usable, within),
+            missing=_never_in_force(cpu),
             policy=policy,
         )
     ]
@@ -73,6 +74,12 @@ def _denied(
     in_group = cgroups.support["weight"].works and not cgroups.gives_realtime
     choice = usable.intersection(*(cores for cores in (within, cpu.core_set) if cores is not None))
     return denied_policies(allowed_policies(), in_group=in_group, on_all_cores=choice == usable and not cpu.lease)
+
+
+def _never_in_force(cpu: CpuSettings) -> dict[str, str]:
+    """The reservation, if no host can grant it, with the reason."""
+    why = _why_never_reserved(cpu)
+    return {"realtime": f"no core can reserve it ({why})"} if why else {}
 
 
 def cpu_warnings(fleet: Fleet) -> Iterator[str]:
@@ -92,10 +99,8 @@ def cpu_warnings(fleet: Fleet) -> Iterator[str]:
             yield f"{key}.cores: its project allows cores {core_list(within)} only, so its runs will fail"
         elif why := why_never_leased(cpu, usable, within):
             yield f"{key}.lease: {why}, so it never runs"
-        never = admission.why_never(CoreAsk(cpu=CpuSettings(realtime=cpu.realtime))) if _reserves(cpu) else None
-        if never is not None:
-            most = ", ".join(never.data.get("missing", ())[:1])
-            yield f"{key}.realtime: no core can reserve {cpu.realtime} ({most}), so its runs will fail"
+        if never := _why_never_reserved(cpu):
+            yield f"{key}.realtime: no core can reserve {cpu.realtime} ({never}), so its runs will fail"
     for name, agent in fleet.graph_agents.items():
         if (agent.document.get("graph") or {}).get("island") is not None:
             yield from _about_island(join_key("graphs", name), agent.document)
@@ -141,5 +146,9 @@ def _settings(fleet: Fleet) -> Iterator[_Setting]:
             yield _Setting("agent", name, agent.cpu, where, above.core_set, policy=policy)
 
 
-def _reserves(cpu: CpuSettings) -> bool:
-    return cpu.policy is not None and cpu.policy.policy == "deadline"
+def _why_never_reserved(cpu: CpuSettings) -> str:
+    """Say why no host can reserve the time that `realtime` asks for; empty if one can, or if it asks for none."""
+    if cpu.policy is None or cpu.policy.policy != "deadline":
+        return ""
+    never = admission.why_never(CoreAsk(cpu=CpuSettings(realtime=cpu.realtime)))
+    return "" if never is None else ", ".join(never.data.get("missing", ())[:1])
