@@ -1,23 +1,22 @@
 """The engine for cores beside the least it could do, beside itself on fewer cores, and beside SimPy.
 
-**step**: one cycle of a busy machine with 16 cores and a context for everybody: whoever runs on a core blocks
-and the next one is chosen, and somebody who slept wakes. Half of the entities sleep at any moment. The baseline
-is the bare work of the same size: two pushes and two pops on one heap of as many tuples. It knows no cores,
-weights, budgets or accounts.
+**step**: one cycle of a busy machine with 16 cores, on which each entity has a context: the entity that runs on a core
+blocks, the next one is chosen, and a sleeping one wakes. Half of the entities sleep at any moment. The baseline is the
+bare work of the same size: two pushes and two pops on one heap of as many tuples, without cores, weights, budgets and
+accounts.
 
-**cores**: the same cycle for 4,096 entities, on 16 and 256 cores beside 2. Everybody comes back equally often, and
-no turn is cut short by its slice or its budget, so that only the number of cores differs. Nothing in a step may
-depend on it.
+**cores**: the same cycle for 4,096 entities, on 16 and 256 cores beside 2. Every entity runs equally often, and no
+slice ends by its length or by a budget, so that only the number of cores differs. Nothing in a step may depend on it.
 
-**sim**: a whole simulation (the driver's own line of events, the threads and the engine) beside SimPy processes
-that only time out. One event is one thing that happens: here something the engine is told, there a timeout.
+**sim**: a whole simulation (the driver's event queue, the threads and the engine) beside SimPy processes that only time
+out. One event is here one that is sent to the engine, there a timeout.
 
 **worst-step**: 100,000 entities wait on four cores, all paid by one context. A core goes offline and comes back, the
 context is revoked, the policy service is lost. The figure is the longest step in milliseconds of CPU time, timers that
 continue the work included; a round counts only if no step moved or released more entities than its limit.
 
-A round counts only if every cycle ran exactly one entity on the core that became free, and the engine's books
-are in order (one owner for every runnable, sums, grants, every nanosecond paid once).
+A round counts only if every cycle ran exactly one entity on the core that became free, and the invariants of the engine
+hold (one owner for every runnable entity, sums, grants, every nanosecond paid once).
 """
 
 from __future__ import annotations
