@@ -430,6 +430,11 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         ],
     ),
     (
+        events.CoresGranted(sched_id=5, token=8, host="boot", host_name="box", owner="test"),  # of a class, for example
+        None,
+        [("plain", "test #5 on box: its cpu settings are granted")],
+    ),
+    (
         events.CoresRefused(sched_id=9, host="boot", host_name="box", owner="test", reason="0 free"),
         None,
         [("warn", "test #9 was refused its cores: 0 free")],

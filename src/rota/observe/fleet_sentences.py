@@ -319,7 +319,7 @@ def _cores_granted(data: events.CoresGranted, _event: Event, _names: EntityNames
     if data.quota_us is not None and data.quota_period_us is not None:
         parts.append(f"at most {data.quota_us / 1000:g} ms of CPU time per {data.quota_period_us / 1000:g} ms")
     what = f"island {data.island}" if data.island else f"{data.owner} #{data.sched_id}"
-    yield "plain", f"{what} on {data.host_name}: {'; '.join(parts) or 'granted'}"
+    yield "plain", f"{what} on {data.host_name}: {'; '.join(parts) or 'its cpu settings are granted'}"
 
 
 def _cores_refused(data: events.CoresRefused, _event: Event, _names: EntityNames) -> Iterator[Line]:

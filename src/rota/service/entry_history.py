@@ -112,11 +112,11 @@ def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR09
         case events.LedgerCharged(sched_id=charged) if charged == sched_id:
             return f"used {amounts_text(event.amounts)}"
         case events.CoresGranted(sched_id=granted, leased=leased) if granted == sched_id:
-            return "granted cores" + (f": {', '.join(map(str, leased))} for itself" if leased else "")
+            return f"granted cores {', '.join(map(str, leased))} for itself" if leased else "granted its cpu settings"
         case events.CoresRefused(sched_id=refused) if refused == sched_id:
             return "refused the cores that it asked for"  # who has them is not for every reader
         case events.CoresReturned(sched_ids=ids) if sched_id in ids:
-            return "its cores were returned"
+            return "its grant of cores and CPU time ended"
         case events.RunOverBudget(sched_id=run) if run == sched_id:
             used, limit = amount_text(event.dim, event.used), amount_text(event.dim, event.limit)
             return f"over budget: {used} of {limit} {dim_text(event.dim)} used"
