@@ -37,7 +37,7 @@ LIMITED = Command(
 
 
 def cases() -> Iterator[Case]:
-    yield Case("minder-start", STARTS, "ms", "python -I -S -c pass", _start_arena, ops=STARTS)
+    yield Case("reaper-start", STARTS, "ms", "python -I -S -c pass", _start_arena, ops=STARTS)
     bare = "os.posix_spawn + waitpid"
     yield Case("spawn", SPAWNS, "ops/s", bare, lambda: _spawn_arena(_one_by_one, _bare), ops=SPAWNS)
     yield Case("spawn-8", SPAWNS, "ops/s", f"{bare}, 8 threads", lambda: _spawn_arena(_in_threads, _bare), ops=SPAWNS)

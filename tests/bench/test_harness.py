@@ -73,7 +73,7 @@ CASES = {
         *("callable-4slots", "start-p50", "start-p99", "idle-cpu"),
         *("command-spawn", "command-group", "warm-process"),
     ],
-    "host": ["minder-start", "spawn", "spawn-8", "spawn-run", "warm-call", "warm-call-8"],
+    "host": ["reaper-start", "spawn", "spawn-8", "spawn-run", "warm-call", "warm-call-8"],
     "graph": [
         "pipeline-1000",
         "diamond-64",

@@ -49,7 +49,6 @@ def test_a_program_gets_its_run_through_environment_and_stdin(
     assert json.loads(stdin) == json.loads(env["ROTA_PAYLOAD"]) == {"url": "a page"}
     assert cwd == str(tmp_path)
     told = {name: value for name, value in env.items() if name.startswith("ROTA_") and name != "ROTA_PAYLOAD"}
-    told.pop("ROTA_MINDER", None)
     assert {
         "ROTA_SCHED_ID": "7", "ROTA_ATTEMPT": "2", "ROTA_TOKEN": "41", "ROTA_AGENT": "summarise",
         "ROTA_DEADLINE": "99.5", "ROTA_REMAINING_TOKENS": "10", "ROTA_REMAINING_COST_MICRO": "3",
