@@ -42,7 +42,7 @@
     │   └── SchemaMismatch, StoreCorrupt, StoreReplaced, UnsafePath, NotEnabled
     ├── HostError                        the operating system refused a request
     │   ├── SpawnFailed                  the command was not started: the reason and the errno
-    │   ├── MinderLost                   the reaper process has died, and its commands with it
+    │   ├── ReaperLost                   the reaper process has died, and its commands with it
     │   ├── WorkersUnavailable           the warm workers cannot be started
     │   └── HostUnsupported              this machine does not offer the feature
     ├── RunnerHandshakeFailed, RunnerIpcTimeout, RunnerProtocolBroken
@@ -779,7 +779,7 @@ class SpawnFailed(HostError, code=-32242, name="host_spawn_failed"):
         super().__init__(message, hint=hint, reason=reason, errno=errno, **data)
 
 
-class MinderLost(HostError, code=-32243, name="host_minder_lost"):
+class ReaperLost(HostError, code=-32243, name="host_reaper_lost"):
     """The reaper process that starts commands has died; its commands were ended."""
 
     hint = "Start a new reaper; the ended commands are reported as lost and can run again."

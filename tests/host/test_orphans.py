@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.errors import MinderLost
+from rota.errors import ReaperLost
 from rota.host import lineage
 from rota.host.command import Command, SessionExit
 from rota.host.lineage import MARK, Mark, children_of, kill_orphans
@@ -323,7 +323,7 @@ def test_killing_the_reaper_reports_its_sessions_as_lost(caplog: pytest.LogCaptu
         os.kill(reaper.pid, signal.SIGKILL)
         assert all(dies(one) for one in all_processes)
         assert [ended(session.wait(PATIENCE_S)).lost for session in sessions] == [True] * 3
-        with pytest.raises(MinderLost):
+        with pytest.raises(ReaperLost):
             reaper.spawn(sh("exit"))
         sessions[0].kill()  # has no effect any more
         assert sessions[0].signal(signal.SIGTERM) is False
@@ -353,7 +353,7 @@ def test_a_spawn_fails_when_the_reaper_dies() -> None:
         def spawn() -> None:
             try:
                 reaper.spawn(sh("exit"))
-            except MinderLost:
+            except ReaperLost:
                 log.append("lost")
 
         thread = threading.Thread(target=spawn)

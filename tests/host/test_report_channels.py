@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.errors import CommandInvalid, MinderLost, SpawnFailed
+from rota.errors import CommandInvalid, ReaperLost, SpawnFailed
 from rota.host.command import Command, EncodedCommand, SessionExit
 from rota.host.reaper_client import ReaperClient
 from rota.host.spawning import CACHED_COMMAND_BYTES_MAX, CACHED_COMMANDS_MAX
@@ -94,7 +94,7 @@ def test_when_the_reaper_is_killed_a_followed_session_is_lost_and_its_command_ki
         assert (ended.lost, ended.pid) == (True, session.pid)
         assert dies(command)
         until(lambda: reaper.is_lost)
-        with pytest.raises(MinderLost):
+        with pytest.raises(ReaperLost):
             followed(reaper, sh("exit 0"))
     assert _open_fds() == before
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rota.errors import CommandInvalid, HostError, LimitExceeded, MinderLost, SpawnFailed
+from rota.errors import CommandInvalid, HostError, LimitExceeded, ReaperLost, SpawnFailed
 from rota.host import reaper_client
 from rota.host.command import MEMORY_BYTES_MIN, Command, SessionExit
 from rota.host.frames import FRAME_FDS_MAX
@@ -157,7 +157,7 @@ def test_a_closed_client_starts_nothing() -> None:
     reaper = ReaperClient()
     reaper.close()
     reaper.close()  # a second close does nothing
-    with pytest.raises(MinderLost):
+    with pytest.raises(ReaperLost):
         reaper.spawn(sh("exit"))
 
 
@@ -246,7 +246,7 @@ def test_a_forked_process_cannot_use_the_reaper_of_its_parent(reaper: ReaperClie
     if child == 0:
         try:
             reaper.spawn(sh("exit"))
-        except MinderLost:
+        except ReaperLost:
             os.write(theirs, b"refused")
         finally:
             reaper.close()  # closes its own copies of the sockets only

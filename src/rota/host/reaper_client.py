@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from rota.clock import Clock, SystemClock
-from rota.errors import CommandInvalid, HostError, HostUnsupported, LimitExceeded, MinderLost
+from rota.errors import CommandInvalid, HostError, HostUnsupported, LimitExceeded, ReaperLost
 from rota.host.advisory import Advisory, explain_errno
 from rota.host.cgroups import ControlGroup
 from rota.host.command import Command, EncodedCommand, GroupJoin, SessionExit, spawn_failed
@@ -215,13 +215,13 @@ class ReaperClient:
 
     def _register(self, session: Session, command: Command) -> None:
         if os.getpid() != self._owner_pid:
-            raise MinderLost(
+            raise ReaperLost(
                 "this process was forked, and the reaper belongs to its parent",
                 hint="Create a ReaperClient after the fork.",
             )
         with self._lock:
             if self._lost or self._closing:
-                raise MinderLost("the reaper client is closed" if self._closing else "the reaper process has exited")
+                raise ReaperLost("the reaper client is closed" if self._closing else "the reaper process has exited")
             self._sessions[session.id] = session
             self._commands[session.id] = command
 
@@ -233,7 +233,7 @@ class ReaperClient:
         request["channel"] = session.channel.id if session.channel is not None else None
         try:
             self._send(request, tuple(fds.values()))
-        except MinderLost:
+        except ReaperLost:
             for target, fd in fds.items():
                 _check_open(target, fd)
             raise
@@ -246,11 +246,11 @@ class ReaperClient:
             with self._sending:
                 send(self._requests, frame, fds)
         except OSError as gone:
-            raise MinderLost("the reaper process no longer accepts requests") from gone
+            raise ReaperLost("the reaper process no longer accepts requests") from gone
 
     def _request(self, message: dict[str, Any]) -> None:
         """Send a request of a session. If the reaper is gone, so is the session, and nothing needs to be done."""
-        with suppress(MinderLost):
+        with suppress(ReaperLost):
             self._send(message)
 
     # --- reports ---------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from rota.clock import Clock, wait_until
-from rota.errors import CommandInvalid, MinderLost, NotAllowed, NotFound
+from rota.errors import CommandInvalid, NotAllowed, NotFound, ReaperLost
 from rota.host.advisory import Advisory
 from rota.host.command import GroupCleanup, SessionExit
 from rota.host.frames import REPORT_BYTES, Frame, FrameReader
@@ -98,7 +98,7 @@ class Session:
         if self._exit is not None and self._exit.spawn_error is not None:
             raise self._exit.spawn_error
         if not self.pid:
-            raise MinderLost("the reaper process exited while it was starting a command")
+            raise ReaperLost("the reaper process exited while it was starting a command")
 
     def read_reports(self, *, waits: bool = False) -> None:
         """Handle the reports that have arrived on the channel. Only the thread that started the session calls this."""

@@ -34,7 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from rota.errors import HostError, MinderLost, NotFound, RotaError
+from rota.errors import HostError, NotFound, ReaperLost, RotaError
 from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
 from rota.fleet.runners.cpu_hold import CpuHold
@@ -219,7 +219,7 @@ class ProgramStarter:
     ) -> Session:
         try:
             return self._resources.reaper.follow(command, fds, group=group, more_env=env)
-        except MinderLost:  # the reaper died just now: `resources` starts another one
+        except ReaperLost:  # the reaper died just now: `resources` starts another one
             return self._resources.reaper.follow(command, fds, group=group, more_env=env)
 
     def _group(self, limits: Limits, advisories: list[str]) -> ControlGroup | None:
@@ -447,7 +447,7 @@ def whole_seconds(seconds: float) -> int:
 
 def not_started_outcome(problem: RotaError, outcome: str = "spawn_failed") -> RunOutcome:
     """The outcome of a program that never ran."""
-    if isinstance(problem, MinderLost):
+    if isinstance(problem, ReaperLost):
         return lost_outcome(problem)
     result = {"error": problem.message, "hint": problem.hint, "name": problem.name}
     return RunOutcome(exit_kind="failed", outcome=outcome, result=result)
