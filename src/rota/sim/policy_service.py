@@ -26,12 +26,11 @@ class SimulatedService:
         self._simulation = simulation
         self._answer_ns = answer_ns
         self._is_answering = False
-        self.record: list[EventData] = []
         engine = simulation.engine
         cores = engine.core_count
         whole = OwnerLimit(reserved_ppm=UNLIMITED_PPM, criticality="critical", leased_cores=cores)
-        self.admission = Admission(engine, self.record.append, default=whole)
-        self._link = PolicyLink(engine, self.admission, self.record.append)
+        self.admission = Admission(engine, _discard, default=whole)
+        self._link = PolicyLink(engine, self.admission, _discard)
         simulation.on_decision = self._on_decision
         simulation.on_end = self._on_end
 
@@ -75,3 +74,7 @@ class SimulatedService:
 
     def _on_end(self, entity: int) -> None:
         self._simulation.apply(self._link.entity_ended(entity, self._simulation.now))
+
+
+def _discard(_fact: EventData) -> None:
+    """A simulation has no journal."""
