@@ -89,7 +89,7 @@ def cases() -> Iterator[Case]:
 
 
 class World:
-    """A busy machine: every core runs somebody, half of the others wait, the rest sleeps."""
+    """A busy machine: each core runs an entity, half of the others wait, the rest sleep."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class World:
     ) -> None:
         chance = random.Random(SEED)
         self.engine = engine = CoresEngine(cores=cores, trace=trace)
-        everybody = [engine.spawn(weight=chance.randint(1, 10) * 1000) for _ in range(entities)]
-        for entity in everybody if contexts else ():
+        spawned = [engine.spawn(weight=chance.randint(1, 10) * 1000) for _ in range(entities)]
+        for entity in spawned if contexts else ():
             spec = SchedulingContext(context_id=entity, budget=5 * MS, period=20 * MS)
             engine.bind(engine.admit(spec), entity)
-        awake, self.asleep = everybody[: entities // 2], everybody[entities // 2 :]
+        awake, self.asleep = spawned[: entities // 2], spawned[entities // 2 :]
         for entity in awake:
             engine.step(Wake(entity), 0)
         for core in range(cores):
@@ -137,7 +137,7 @@ class World:
         return started
 
     def is_sound(self, started: Any) -> bool:
-        """Whether every cycle started somebody, and the books are in order."""
+        """Whether every cycle started an entity, and the invariants of the engine hold."""
         return bool(started == CYCLES) and _is_sound(self.engine)
 
 
@@ -156,7 +156,7 @@ def _step_arena(entities: int) -> Arena:
     heap = [(chance.randrange(10**9), key) for key in range(entities)]
     heapify(heap)
     steps = [chance.randrange(10**9) for _ in range(CYCLES)]
-    world.cycles()  # contexts have pending refills by now, and everybody a place in virtual time
+    world.cycles()  # contexts have pending refills by now, and each entity a place in virtual time
 
     def base() -> int:
         for later in steps:
@@ -292,16 +292,16 @@ def _us_per_cycle(side: Callable[[], Any]) -> float:
 
 
 def _without_engine(entities: int) -> Callable[[], int]:
-    """The driver's own part: events are made, somebody else runs next, and nobody decides who."""
+    """The driver's own part: events are made, and another entity runs next without any decision."""
     world = World(entities, 16)
-    everybody = [*world.running, *world.asleep]
+    both = [*world.running, *world.asleep]
 
     def cycles() -> int:
         now, running, asleep = 0, world.running, world.asleep
         for core, sleeper, delay in world.plan:
             now += delay
             entity = running[core]
-            for decision in (RunEntity(core, everybody[sleeper % len(everybody)], now), Block(entity)):
+            for decision in (RunEntity(core, both[sleeper % len(both)], now), Block(entity)):
                 if type(decision) is RunEntity:
                     running[core] = decision.entity
             woken, asleep[sleeper] = asleep[sleeper], entity
