@@ -35,6 +35,7 @@ MISTAKES = {
     "an unknown command": (("fly",), 2),
     "a daemon that is not there": (("ps", "--store", "unix:/nowhere/rota.sock"), 5),
     "a store that is a folder": (("ps", "--store", "/"), 5),
+    "a store beside a fleet file": (("run", "--store", "postgresql://host/db"), 2),
     "a store that is not there": (("ps", "--store", "/nowhere/rota.db"), 5),
 }
 

@@ -268,6 +268,8 @@ def _command(command: Any, path: str) -> Iterator[str]:
     if command.params:
         yield "| argument or option | meaning | default |\n|---|---|---|"
     for param in command.params:
+        if getattr(param, "hidden", False):
+            continue
         shown = _metavar(param) if param in arguments else f"`{'`, `'.join([*param.opts, *param.secondary_opts])}`"
         unsaid = param.required or param.default is None or param.default is False
         default = "" if unsaid else f"`{param.default}`"

@@ -12,6 +12,19 @@ from rota.cli.options import AsJson, Otel
 __all__ = ["demo", "reload", "run"]
 
 
+# other commands have this option, so it is tried here
+StoreOfFile = Annotated[str | None, typer.Option("--store", "-s", help="Refused.", hidden=True)]
+
+
+def _refuse_store(store: str | None) -> None:
+    if store is not None:
+        from rota.errors import InvalidInput
+        from rota.store import without_password
+
+        hint = f'Write store = "{without_password(store)}" at the top of the file.'
+        raise InvalidInput("the store of a fleet is named in its file", field="store", hint=hint)
+
+
 def run(
     fleet: Annotated[Path | None, typer.Argument(help="The fleet file. Default: fleet.toml.")] = None,
     *,
@@ -32,8 +45,10 @@ def run(
     plain: Annotated[bool, typer.Option("--plain", help="Print log lines instead of the live view.")] = False,
     otel: Otel = False,
     as_json: AsJson = False,
+    store: StoreOfFile = None,
 ) -> None:
     """Run the agents of a fleet file."""
+    _refuse_store(store)
     if schema:
         from rota.cli.fleet_plan import print_schema
 
@@ -66,11 +81,13 @@ def run(
 def reload(
     fleet: Annotated[Path | None, typer.Argument(help="The fleet file. Default: fleet.toml.")] = None,
     as_json: AsJson = False,
+    store: StoreOfFile = None,
 ) -> None:
     """Make a running fleet read its file again.
 
     Runs in progress continue.
     """
+    _refuse_store(store)
     from rota.cli.run import reload as request_reload
 
     request_reload(fleet, as_json=as_json)
