@@ -46,7 +46,8 @@ def test_a_server_without_trouble_has_no_note() -> None:
     ("changed", "verdict", "words", "fix"),
     [
         ({"is_standby": True}, "bad", "a standby, which cannot be written", "primary"),
-        ({"fsync": False}, "bad", "fsync off", "ALTER SYSTEM SET fsync = on"),
+        ({"fsync": False}, "bad", "fsync off", "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf();"),
+        ({"fsync": False, "full_page_writes": False}, "bad", "fsync and full_page_writes off", "writes = on;"),
         ({"encoding": "SQL_ASCII"}, "bad", "encoding SQL_ASCII", "UTF8"),
         ({"round_trip_s": 0.02}, "note", "20.00 ms", "near"),
         ({"clock_ahead_s": -7_200.0}, "note", "7200.000 s behind", "time service"),

@@ -51,7 +51,8 @@ def _durability(health: ServerHealth) -> Iterator[Finding]:
     words = f"synchronous_commit {health.synchronous_commit}"
     if wrong:
         words = f"{' and '.join(wrong)} off: a power cut can destroy the database"
-        yield Finding(PART, "bad", words, f"ALTER SYSTEM SET {wrong[0]} = on, then reload the server.")
+        fix = " ".join(f"ALTER SYSTEM SET {name} = on;" for name in wrong)
+        yield Finding(PART, "bad", words, f"{fix} SELECT pg_reload_conf();")
     else:
         yield Finding(PART, "good", f"fsync and full_page_writes are on, {words}")
 
