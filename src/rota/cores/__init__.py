@@ -1,7 +1,8 @@
 """Layer 1: the engine for CPU time on cores: accounts, fair queues, scheduling contexts, leases and realtime islands.
 
-`CoresEngine.step` takes an event and an instant and returns decisions. It has no clock, no thread and no I/O, so a
-simulator (`rota.sim`) and a driver of real processes (`rota.fleet`) use the same engine.
+`CoresEngine.step` takes an event and an instant and returns decisions. It has no clock, no thread and no I/O: the
+simulator (`rota.sim`) runs it in virtual time, and the admission of real hosts (`rota.service`) asks it what fits. Real
+processes are dispatched by the operating system.
 """
 
 from rota.cores.accounts import LatencyClass, SchedEntity, ThreadCpuAccount

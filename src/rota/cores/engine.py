@@ -6,8 +6,8 @@
     engine.step(CoreTick(0), 0)            RunEntity(core=0, entity=1, until_ns=3_000_000)
     engine.step(Block(worker), 700_000)    Idle(core=0)
 
-The same events at the same instants give the same decisions: the simulator and the live driver rely on that. Instants
-are nanoseconds on one monotonic clock.
+The same events at the same instants give the same decisions: the simulator relies on that. Instants are nanoseconds on
+one monotonic clock.
 
 Frequent events go through `step`. Setup (spawn, admit, bind, lease, island) has methods of its own, because they return
 a number or a handle; those that may move an entity also return decisions. `account`, `entity`, `context`, `lease` and

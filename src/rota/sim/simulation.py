@@ -1,4 +1,4 @@
-"""Runs the engine in virtual time. (The other driver, `fleet.cores_driver`, runs real processes.)
+"""Runs the engine in virtual time: the driver that `cores.events` speaks of.
 
 Time jumps from one event to the next. Decisions take effect immediately, except that a reschedule takes
 `reschedule_us`. Random numbers come from one generator per thread, seeded by the scenario, so that the same scenario
