@@ -44,7 +44,7 @@ from rota.host.reaper_client import ReaperClient
 from rota.host.session import Session
 from rota.host.thread_settings import usable_cores
 from rota.model.checks import Checks
-from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost
+from rota.model.core_grants import NO_STORE, CoreAsk, CoreGrant, CoreHost
 from rota.model.cpu import CpuSettings, core_list
 from rota.model.events import EventData
 from rota.service.core_admission import Asker, decide
@@ -126,7 +126,7 @@ class CpuDriver:
         self.cores = self._known(self._confinement.usable if cores is None else frozenset(cores))
         self._clock = AwakeClock()
         self._on_loss: OnLoss = on_loss
-        self._host = CoreHost(key="here", name="this machine", cores=tuple(sorted(self.cores)))
+        self._host = CoreHost(key=NO_STORE, name="this machine", cores=tuple(sorted(self.cores)))
         self._cgroups = Cgroups() if use_groups else Cgroups(versions=())
         self._groups = CpuGroups(self._cgroups)
         self._guard = Guard(on_loss)

@@ -18,6 +18,7 @@ from rota.model.checks import Checks
 from rota.model.cpu import CpuSettings
 
 __all__ = [
+    "NO_STORE",
     "RESERVED_MAX",
     "CoreAsk",
     "CoreGrant",
@@ -30,6 +31,7 @@ __all__ = [
 
 PPM = 1_000_000
 RESERVED_MAX = 256  # contexts of one grant
+NO_STORE = "no store"  # the key of a host whose grants belong to commands (`rota cpu run`) and not to entries
 
 _host = Checks("CoreHost", ContextInvalid)
 _reserved = Checks("ReservedTime", ContextInvalid)

@@ -26,7 +26,7 @@ from rota.cores import Capacity, CoresEngine, CpuIsolationLease, IslandPlan, Rea
 from rota.cores.leases import REVOCATION_BOUND_NS
 from rota.errors import ContextRefused, LeaseRefused, Refused
 from rota.model.budgets import mask_of
-from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, ReservedTime
+from rota.model.core_grants import NO_STORE, CoreAsk, CoreGrant, CoreHost, ReservedTime
 from rota.model.cpu import CpuClass, CpuSettings, core_list
 from rota.model.events import EventData, ProfileMapped
 from rota.service.admission import PPM, UNLIMITED_PPM, Admission, OwnerLimit
@@ -307,4 +307,4 @@ def _owner(sched_id: int) -> str:
 
 
 def _holder(grant: CoreGrant) -> str:
-    return f"entry {grant.sched_id} ({grant.owner})"
+    return f"command {grant.owner}" if grant.host == NO_STORE else f"entry {grant.sched_id} ({grant.owner})"
