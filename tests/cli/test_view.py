@@ -5,21 +5,27 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from rota import store
 from rota.app import Rota
 from rota.cli import view as views
 from rota.cli.view import LiveView, log_line, start_of
-from rota.kernel import ScheduleSpec
+from rota.kernel import Kernel, ScheduleSpec
 from rota.observe.event_text import EventText
 from rota.observe.fleet_state import AgentName, FleetState
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World
+from tests.postgres_server import PostgresServer
+
+PATIENCE_S = 10.0
 
 
 @pytest.fixture
@@ -137,6 +143,33 @@ def test_a_view_that_fails_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptu
             assert rota.supervisor(1).run(until_idle=True).runs == 2
         assert rota.api.queue.counts() == {"completed": 2}
     assert "the view failed; the run continues" in caplog.messages
+
+
+class _Watched(LiveView):
+    """A view that reports each refresh for which the store was away."""
+
+    away = threading.Semaphore(0)
+
+    def show_problem(self, text: str) -> None:
+        super().show_problem(text)
+        self.away.release()
+
+
+def test_a_view_goes_on_after_an_outage_of_the_store(socket_folder: Path) -> None:
+    """On PostgreSQL, where each refresh fails at once while the server is away."""
+    console, file = pipe()
+    with PostgresServer(socket_folder / "pg") as server:
+        kernel = Kernel(store.open(f"{server.dsn()}&schema=rota"))
+        pid = kernel.agents.create("reader")
+        with _Watched(Dispatcher(kernel), console=console) as view:
+            server.stop()
+            for _ in range(views.FAILURES_MAX + 1):
+                assert view.away.acquire(timeout=PATIENCE_S)
+            server.start()
+            kernel.queue.enqueue(ScheduleSpec(pid))
+            kernel.queue.claim(worker_id="w")
+        kernel.store.close()
+    assert "reader #1 started on w" in file.getvalue()
 
 
 def test_a_view_that_cannot_begin_is_done_without(caplog: pytest.LogCaptureFixture) -> None:

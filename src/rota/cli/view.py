@@ -1,8 +1,8 @@
 """The live view of a fleet: a thread that follows the journal and paints or, without a terminal, prints lines.
 
 The view only reads. It folds new events for a small part of each quarter second and sleeps the rest. If events arrive
-faster than that, it restarts at the latest event and says how many it skipped. A failure of the view is logged, and
-the run continues.
+faster than that, it restarts at the latest event and says how many it skipped. It goes on after an outage of the store.
+A failure of the view is logged, and the run continues.
 """
 
 from __future__ import annotations
@@ -144,9 +144,7 @@ class LiveView:
                 failures = 0
             except StoreReplaced:
                 return  # the supervisor ends and says why
-            except StoreUnavailable as problem:
-                if self._overview is None:  # the supervisor says so
-                    failures += 1
+            except StoreUnavailable as problem:  # it may be there again at the next refresh
                 self.show_problem(problem.message)
             except Exception:
                 failures += 1
