@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +27,7 @@ from rota.store.statements.file import META_GET
 from tests.postgres_server import PORT, USER, PostgresServer
 
 SYSTEM = SystemClock()
+PATIENCE_S = 20.0
 
 
 class Pair:
@@ -146,3 +149,31 @@ def test_the_token_of_a_claim_that_an_asynchronous_standby_has_lost_is_not_given
     completes(other, entry.sched_id, entry.token)
     worker.store.close()
     other.store.close()
+
+
+def test_commits_are_heard_of_whose_numbers_were_given_before_the_failover_too(pair: Pair) -> None:
+    """An asynchronous standby lacks the last numbers of commits (`news`), and gives them again."""
+    worker, watcher = pair.kernel(), pair.kernel()
+    pid = worker.agents.create("coder")
+    pair.until_replayed()
+    pair.standby.stop()
+    for number in range(64):  # the log has the numbers of a sequence up to 32 before they are given
+        watcher.agents.create(f"lost-{number}")
+    heard = threading.Event()
+    watcher.store.on_change(heard.set, foreign_only=True)
+    with ThreadPoolExecutor() as pool:
+        claim = pool.submit(lambda: worker.queue.claim(worker_id="worker", wait_s=PATIENCE_S))
+        while not worker.store.parked:
+            pass
+        pair.primary.stop(signal.SIGKILL)
+        pair.standby.start()
+        pair.promote()
+        other = pair.kernel()
+        sched_id = other.queue.enqueue(ScheduleSpec(pid))
+        assert [entry.sched_id for entry in claim.result()] == [sched_id]
+    assert heard.wait(PATIENCE_S), "the connection is there again"
+    heard.clear()
+    other.queue.enqueue(ScheduleSpec(pid))
+    assert heard.wait(PATIENCE_S), "a commit is announced"
+    for kernel in (worker, watcher, other):
+        kernel.store.close()

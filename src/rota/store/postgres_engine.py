@@ -515,11 +515,12 @@ class PostgresEngine:
         return found
 
     def note_news(self, news: int | None) -> bool:
-        """Record what the listener has received; return whether it is another's commit. None is one of the inbox."""
-        if news is not None and self._news is not None and news <= self._news:
+        """Record what the listener has received; return whether it is another's commit. None has no number."""
+        if news is None:
+            self._news, self._reads_facts = None, True  # the next turn takes it in
+        elif self._news is not None and news <= self._news:
             return False
         self._foreign = True
-        self._reads_facts |= news is None  # the next turn takes it in
         return True
 
     def notify_listeners(self) -> None:

@@ -7,6 +7,9 @@ announced may belong to a transaction that is not committed yet; the listener wa
 transaction is over.
 
 A program that enqueues in a transaction of its own has no number; its commit notifies with the word `inbox`.
+
+A new connection may be to a standby that was promoted and lacks the last commits: it gives their numbers again. So what
+this process knows of numbers does not count then, and the listener reports commits without one.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ _ASK = f"SELECT {LAST_NEWS}, (SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_
 class NewsListener:
     """A thread that calls `on_news` with the number of every commit, in order, but not with each of them.
 
-    None stands for commits of programs that have enqueued in a transaction of their own. `on_gone` is called once, when
-    the schema was dropped.
+    None stands for commits without a number: of programs that have enqueued in a transaction of their own, and what was
+    missed while there was no connection. `on_gone` is called once, when the schema was dropped.
     """
 
     def __init__(
@@ -94,7 +97,6 @@ class NewsListener:
     def _connect(self) -> psycopg.Connection[Any]:
         connection = connect(self._address, "listener", read_only=self._read_only)
         connection.execute(f'LISTEN "{channel(self._address.schema)}"')
-        self._seen = None  # what was committed meanwhile is not known: report once
         return connection
 
     def _listen(self, connection: psycopg.Connection[Any]) -> None:
@@ -104,6 +106,8 @@ class NewsListener:
         heard: set[str] = set()
         connection.add_notify_handler(lambda notice: heard.add(notice.payload))
         self._ask(connection)
+        if self._listening.is_set():  # not the first connection
+            self._tell(None)
         self._faults.worked()
         self._listening.set()
         while True:
