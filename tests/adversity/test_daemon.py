@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 
 from rota import store
@@ -27,9 +28,12 @@ from rota.model.checks import DIMS_MAX
 from rota.observe.metrics import LABELS_MAX, OTHER
 from rota.rpc import connect
 from rota.rpc.daemon.transport import DaemonLimits
+from rota.store.migrations import LATEST
+from rota.store.postgres_connection import parse_url
 from tests.adversity.hostile_clients import Daemon, connection, daemon, read_to_end, send_until_stuck
 from tests.daemon.harness import PATIENCE_S, Raw, make_token, no_room, serving
 from tests.daemon.http_client import call, fetch, rpc
+from tests.postgres_server import own_schema
 from tests.store.test_full_disk import small_disk
 
 SOAK = "ROTA_SOAK" in os.environ
@@ -347,6 +351,26 @@ def test_a_daemon_that_cannot_write_is_not_ready_until_it_can(tmp_path: Path) ->
             assert fetch(target.url, "/livez").status == 200
         assert fetch(target.url, "/readyz").status == 200
         is_served(target)
+
+
+def test_a_daemon_whose_schema_was_migrated_by_a_newer_version_is_not_ready() -> None:
+    """On PostgreSQL; the daemon of a file ends."""
+    with own_schema("rota_migrated") as url, serving(url) as served, Raw(served.unix) as raw:
+        assert fetch(served.url, "/readyz").status == 200
+        set_version(url, LATEST + 1)
+        assert "error" in raw.ask("kernel.event.append", {"pid": None, "kind": "note", "payload": {}})
+        answer = fetch(served.url, "/readyz")
+        assert answer.status == 503
+        assert f"schema_version is {LATEST + 1} now" in answer.body.decode()
+        set_version(url, LATEST)
+        assert fetch(served.url, "/readyz").status == 200
+
+
+def set_version(url: str, version: int) -> None:
+    address = parse_url(url)
+    with psycopg.connect(address.conninfo) as connection:
+        text = f"UPDATE {address.schema}.kernel_meta SET value = '{version}' WHERE key = 'schema_version'"
+        connection.execute(text.encode())
 
 
 def fill_up(raw: Raw) -> Any:

@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from rota.errors import Forbidden, LimitExceeded, RotaError, StoreUnavailable, Unauthenticated
+from rota.errors import Forbidden, LimitExceeded, RotaError, StoreError, Unauthenticated
 from rota.kernel.settings import write_setting
 from rota.kernel.turn import ClaimKind
 from rota.model.work import ScheduleSpec
@@ -86,7 +86,7 @@ class CallExecutor:
         self._slow_disk_s = SLOW_DISK_S[0]  # how long it does not after the next slow commit
         self._delivered: deque[tuple[Callable[..., None], Any]] = deque()  # calls that other threads left for the loop
         self._woken = False  # the loop is about to run them
-        self._write_error: StoreUnavailable | None = None  # of the last write, if the store failed
+        self._write_error: StoreError | None = None  # of the last write, if the store failed
         self._written_at = 0.0  # when a write last succeeded
         self._probe: asyncio.Future[None] | None = None  # a write that only tries whether the store can be written
         self._dry_run_at = 0.0  # when the last dry run was started
@@ -182,7 +182,7 @@ class CallExecutor:
     def _fail(self, pending: PendingCall, error: BaseException) -> None:
         if isinstance(error, Forbidden):
             self.record_denied(pending.principal, pending.method.name, error.message)
-        elif isinstance(error, StoreUnavailable):
+        elif isinstance(error, StoreError):
             self._write_error = error
         pending.respond(None, error)
 
@@ -227,7 +227,7 @@ class CallExecutor:
             raise self._write_error
 
     def _probed(self, write: PostedWrite[Any], _pending: None) -> None:
-        if isinstance(write.error, StoreUnavailable):
+        if isinstance(write.error, StoreError):
             self._write_error = write.error
         else:
             self._write_succeeded()

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from rota.errors import Forbidden, LimitExceeded, LockedOut, RotaError, StoreUnavailable, Unauthenticated
+from rota.errors import Forbidden, LimitExceeded, LockedOut, RotaError, StoreError, Unauthenticated
 from rota.fault_log import FaultLog
 from rota.observe.metrics import Metrics
 from rota.rpc.authorization import Principal
@@ -271,7 +271,7 @@ class HttpServer:
             async with asyncio.timeout(READY_S):
                 await asyncio.to_thread(self._handlers.kernel.journal.cursor)
                 await self._executor.check_writable()
-        except StoreUnavailable as error:
+        except StoreError as error:
             return 503, f"{error.message}\n".encode(), TEXT
         except TimeoutError:
             return 503, b"the store has not answered for %d s\n" % READY_S, TEXT
