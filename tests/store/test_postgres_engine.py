@@ -178,9 +178,10 @@ def test_a_turn_sees_what_was_committed_while_it_waited(url: str, level: str, po
     assert seen == ["first"]
 
 
-def test_a_server_whose_transactions_begin_read_only_is_written(url: str) -> None:
+@pytest.mark.parametrize("pooler", ["", "&pooler=session"])
+def test_a_server_whose_transactions_begin_read_only_is_written(url: str, pooler: str) -> None:
     settings = quote("-c default_transaction_read_only=on")
-    with contextlib.closing(open_postgres(f"{url}&options={settings}")) as opened:
+    with contextlib.closing(open_postgres(f"{url}&options={settings}{pooler}")) as opened:
         opened.write(put("word", "written"))
         assert value_of(opened, "word") == "written"
 

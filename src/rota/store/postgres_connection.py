@@ -47,7 +47,6 @@ __all__ = [
 ]
 
 OLDEST_SERVER = 150_000  # PostgreSQL 15
-FIRST_TRANSACTION_LIMIT = 170_000  # which has transaction_timeout
 CONNECT_S_MAX = 5  # for each host
 TURN_S_MAX = 30.0  # how long a process waits for its turn
 STATEMENT_S_MAX = 60.0
@@ -81,6 +80,8 @@ PLANNER = {
     "enable_mergejoin": "off",
     "max_parallel_workers_per_gather": "0",
 }
+_SET = """SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS settings (name, value)
+    WHERE current_setting(name, true) IS NOT NULL AND %s::int IN (0, pg_backend_pid())"""
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,57}")  # with `rota_` before it, the name of a channel
 _HOSTS = re.compile(r"[\w.:,%-]+")  # names and addresses, in a list; not the folder of a socket
 
@@ -140,6 +141,7 @@ def connect(
         "search_path": address.schema,
         "default_transaction_isolation": "read committed",  # a turn reads what was committed while it waited
         "default_transaction_read_only": "off",
+        "transaction_timeout": "0",  # since PostgreSQL 17; a copy is one, and turns have limits of their own
         "idle_session_timeout": "0",  # a session that waits holds the worker's id and hears of commits
         "standard_conforming_strings": "on",  # the functions of the schema have texts with \\
         "array_nulls": "on",  # rows are sent as arrays of text
@@ -150,28 +152,20 @@ def connect(
         "client_encoding": "UTF8",
         **{name: "0" if waits else f"{limit_s * 1000:.0f}" for name, limit_s in limits.items()},
     }
-    options = " ".join(_option(name, value) for name, value in session.items())
     defaults: dict[str, Any] = {
         "connect_timeout": CONNECT_S_MAX,
-        "target_session_attrs": "read-write",
+        "target_session_attrs": "primary",  # it is written also where transactions begin read-only
         "application_name": f"rota {role}",
         **KEEPALIVE,
     }
     given = {name: value for name, value in defaults.items() if name not in known}
-    if not address.pooled:
-        given["options"] = f"{known.get('options') or ''} {options}".strip()
     try:
         connection = _connected(address, given, read_only=read_only)
     except psycopg.Error as problem:
-        if "unsupported startup parameter" in str(problem):  # as PgBouncer says it
-            raise _pooler_refused(address) from None
         raise unavailable(address, problem) from None
     try:
-        _check_server(address, connection)
-        if address.pooled:
-            _set(connection, session)
-        if connection.info.server_version >= FIRST_TRANSACTION_LIMIT:
-            _set(connection, {"transaction_timeout": "0"})  # a copy is one; turns have limits of their own
+        _check_version(address, connection)
+        _set(address, connection, session)
         _read_as_sqlite(connection)
     except psycopg.Error as problem:
         connection.close()
@@ -193,35 +187,23 @@ def _connected(address: PostgresAddress, given: dict[str, Any], *, read_only: bo
     return psycopg.Connection.connect(address.conninfo, autocommit=True, prepare_threshold=None, **any_server)
 
 
-def _option(name: str, value: str) -> str:
-    """Return a setting as the server takes it with the connection, where a space ends it."""
-    escaped = value.replace(" ", r"\ ")
-    return f"-c {name}={escaped}"
-
-
-def _check_server(address: PostgresAddress, connection: psycopg.Connection[Any]) -> None:
-    """Refuse a server that is too old, and a pooler that the URL does not name."""
+def _check_version(address: PostgresAddress, connection: psycopg.Connection[Any]) -> None:
+    """Refuse a server that is too old."""
     if connection.info.server_version < OLDEST_SERVER:
         text = f"{address.shown} is PostgreSQL {connection.info.server_version // 10_000}; rota needs 15 or newer"
         raise StoreUnavailable(text, hint="Upgrade the server, or use a file.", address=address.shown)
-    if address.pooled:
-        return
-    row = connection.execute("SELECT pg_backend_pid()").fetchone()
-    if row is not None and row[0] != connection.info.backend_pid:
-        raise _pooler_refused(address)
 
 
-def _pooler_refused(address: PostgresAddress) -> StoreUnavailable:
-    text = f"a connection pooler stands in front of {address.shown}"
-    hint = "Connect to PostgreSQL itself; for a pooler in session mode, add &pooler=session to the URL."
-    return StoreUnavailable(text, hint=hint, address=address.shown)
+def _set(address: PostgresAddress, connection: psycopg.Connection[Any], session: dict[str, str]) -> None:
+    """Make the settings that the server has, in one trip; refuse a pooler that the URL does not name.
 
-
-def _set(connection: psycopg.Connection[Any], session: dict[str, str]) -> None:
-    """Make the settings after connecting: a pooler accepts none with the connection."""
-    names = [name for name in session if name != "client_encoding"]  # psycopg has sent that
-    parts = ", ".join(["set_config(%s, %s, false)"] * len(names))
-    connection.execute(f"SELECT {parts}".encode(), [text for name in names for text in (name, session[name])])
+    Nothing is set behind such a pooler: its next client would get the session as it is.
+    """
+    pid = 0 if address.pooled else connection.info.backend_pid
+    if not connection.execute(_SET, (list(session), list(session.values()), pid)).fetchall():
+        text = f"a connection pooler stands in front of {address.shown}"
+        hint = "Connect to PostgreSQL itself; for a pooler in session mode, add &pooler=session to the URL."
+        raise StoreUnavailable(text, hint=hint, address=address.shown)
 
 
 # --- values --------------------------------------------------------------------------------------
