@@ -20,7 +20,7 @@ from psycopg import conninfo
 
 from rota import store
 from rota.clock import SystemClock
-from rota.errors import InvalidInput, SchemaMismatch, StoreError, StoreMissing, StoreUnavailable
+from rota.errors import InvalidInput, SchemaMismatch, StoreError, StoreMissing, StoreReplaced, StoreUnavailable
 from rota.store.postgres_clock import DRIFT_S, JUMP_S, DatabaseClock
 from rota.store.postgres_connection import connect, parse_url, unavailable
 from rota.store.statements.file import META_SET
@@ -243,6 +243,25 @@ def test_a_role_without_rights_in_a_schema_is_told_so() -> None:
             opened.write(lambda tx: tx.run(META_SET, ("word", "mine")))
         assert str(refused.value).startswith("the role lacks a right: permission denied for")
         assert "\n" not in str(refused.value)
+
+
+def test_the_owner_of_the_tables_is_named_where_a_backup_was_restored_by_another_role() -> None:
+    with role("poor") as poor, own_schema("rota_restored") as url:
+        store.open(url).close()
+        run_sql(f"ALTER SCHEMA {url.rpartition('=')[2]} OWNER TO {poor}")
+        with pytest.raises(StoreError, match="permission denied for table kernel_meta") as refused:
+            store.open(url.replace("//rota@", f"//{poor}@"))
+        assert f'GRANT "rota" TO "{poor}"' in str(refused.value)
+
+
+def test_a_role_that_may_no_longer_use_the_schema_is_not_told_to_restore_a_backup_first() -> None:
+    with role("poor") as poor:
+        run_sql(f"CREATE SCHEMA {poor} AUTHORIZATION {poor}")
+        url = f"{shared_dsn().replace('//rota@', f'//{poor}@')}&schema={poor}"
+        with contextlib.closing(store.open(url)) as opened:
+            run_sql(f"REVOKE USAGE ON SCHEMA {poor} FROM {poor}")
+            with pytest.raises(StoreReplaced, match=r"or hidden from this role: .*If USAGE on the schema was revoked"):
+                opened.write(lambda tx: tx.run(META_SET, ("word", "mine")))
 
 
 @pytest.mark.parametrize("parameters", ["text, json, json", "agent text, payload json, options jsonb"])

@@ -277,8 +277,9 @@ def _refused(problem: BaseException) -> StoreError | None:
         hint = "Connect as the role that owns the schema, or have that role grant the right."
         return StoreError(f"the role lacks a right: {one_line(problem)}", hint=hint)
     if state in _GONE_STATES:
-        hint = "If the schema was dropped by mistake, restore it from a backup; then start this process again."
-        return StoreReplaced(f"the store is no longer in the database: {one_line(problem)}", hint=hint)
+        hint = "If USAGE on the schema was revoked, grant it; if it was dropped by mistake, restore it from a backup."
+        text = f"the store is no longer in the database, or hidden from this role: {one_line(problem)}"
+        return StoreReplaced(text, hint=f"{hint} Then start this process again.")
     if state == "25006":
         return StoreUnavailable("the server accepts no writes: it is a standby", hint=_NAME_PRIMARY)
     if any(said in str(problem) for said in _READ_ONLY_SERVER):

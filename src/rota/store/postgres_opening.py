@@ -20,6 +20,9 @@ from rota.store.postgres_engine import turn_key
 __all__ = ["open_schema"]
 
 NAMED_MAX = 5  # other schemas that a message names
+_OWNER = """SELECT pg_get_userbyid(coalesce(c.relowner, n.nspowner)) FROM pg_namespace n
+    LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'kernel_meta'
+    WHERE n.nspname = %s"""  # of the tables: those of a restored backup may not be the schema's owner's
 _CREATED_FUNCTION = re.compile(r"CREATE FUNCTION (\w+)")
 Connection: TypeAlias = psycopg.Connection[Any]
 
@@ -64,12 +67,11 @@ def _open(
 def _no_right(connection: Connection, address: PostgresAddress, problem: psycopg.Error) -> StoreError:
     """Return the error of a role that may not open the schema, with the statement that gives it the right."""
     schema, role = f'"{address.schema}"', f'"{connection.info.user}"'
-    row = connection.execute("SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = %s", (address.schema,))
-    owner = row.fetchone()
+    owner = connection.execute(_OWNER, (address.schema,)).fetchone()
     if owner is None:
         hint = f"Have an administrator run: CREATE SCHEMA {schema} AUTHORIZATION {role}."
     else:
-        hint = f'Connect as its owner "{owner[0]}", or have an administrator run: GRANT "{owner[0]}" TO {role}.'
+        hint = f'Connect as the owner "{owner[0]}", or have an administrator run: GRANT "{owner[0]}" TO {role}.'
     text = f"the role {role} may not open the schema {schema}: {one_line(problem)}"
     return StoreError(text, hint=hint)
 
