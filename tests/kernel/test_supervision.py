@@ -117,6 +117,8 @@ def test_a_stale_report_changes_nothing_and_does_not_affect_others(world: World)
     unknown = RunReport(sched_id=12_345, token=1)
     answers = turn(world, stale, unknown, done(second), done(second), max_n=0).answers
     assert [type(answer) for answer in answers] == [StaleClaim, SchedUnknownId, tuple, StaleClaim]
+    assert "the entry runs again elsewhere" in str(answers[0])
+    assert "The entry has ended; discard this result." in str(answers[3])
     assert world.queue.get(first.sched_id).state == "dispatched"
 
 

@@ -89,6 +89,22 @@ def test_commands_in_a_run_act_for_it_without_a_daemon(temporary_folder: Path) -
     assert sockets(temporary_folder) == []
 
 
+@pytest.mark.parametrize("then", ["true", "sleep 60"], ids=["ends", "goes on"])
+@pytest.mark.parametrize("exit_kind", ["completed", "failed"])
+def test_an_end_by_the_run_itself_is_counted_and_its_supervisor_is_not_told_of_another_run(
+    caplog: pytest.LogCaptureFixture, exit_kind: str, then: str
+) -> None:
+    """The supervisor's own report comes after it, if the program ends, and is none if the program has to be stopped."""
+    with Rota("rota.db") as rota:
+        program = f"{ROTA} complete {exit_kind} --result 3; {then}"
+        job = rota.command("own", ["sh", "-c", program], max_attempts=1, stop_grace_s=0.1).enqueue()
+        summary = rota.run(until_idle=True, heartbeat_s=0.1)
+        assert (summary.runs, getattr(summary, exit_kind), summary.ok) == (1, 1, exit_kind == "completed")
+        assert (job.entry().exit_kind, job.entry().result) == (exit_kind, 3)
+    assert "runs again elsewhere" not in caplog.text
+    assert "was refused" not in caplog.text
+
+
 @pytest.mark.parametrize("budget", ["ceiling", "grant"])
 def test_a_command_that_charges_more_than_it_may_use_is_stopped(budget: str) -> None:
     """It charges through the socket, past its supervisor, and would go on for ever."""

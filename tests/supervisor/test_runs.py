@@ -388,6 +388,22 @@ def test_an_agent_with_restart_always_is_enqueued_again_after_each_run(world: Wo
     assert len(set(runs)) == 5
 
 
+def test_a_run_whose_entry_another_worker_has_does_not_restart_its_agent(world: World) -> None:
+    """The other worker does, at the end of its run: each lost claim would double the runs of the agent."""
+    queue = world.rota.api.queue
+
+    @world.rota.agent(restart=RestartPolicy(when="always", backoff=Backoff(base_s=0.0)))
+    def forever() -> None:
+        world.rota.stop()
+        world.clock.advance(61.0)  # past its claim
+        queue.claim(worker_id="other")
+
+    job = forever.enqueue()
+    world.rota.run()
+    assert job.entry().worker_id == "other"
+    assert [entry.sched_id for entry in queue.list()[0]] == [job.sched_id]
+
+
 # --- children ------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreReplaced
 from rota.fault_log import FaultLog
 from rota.fleet.live_run import LiveRun
@@ -82,7 +84,7 @@ class SlotLoop:
         claim_timeout_s: float = 60.0,
         prepare: Callable[[SlotLoop, ReadyEntry, str], PreparedRun | RunReport | None],
         before_report: Callable[[LiveRun, RunReport], None],
-        after_report: Callable[[LiveRun, RunReport], None],
+        after_report: Callable[[LiveRun, RunReport | None], None],
     ) -> None:
         self.worker_id = worker_id
         self.slots = slots
@@ -93,7 +95,7 @@ class SlotLoop:
         self._claim_timeout_s = claim_timeout_s
         self._prepare = prepare  # returns a run; a report if the entry cannot run; None if its claim is given up
         self._before_report = before_report  # called for each run that has ended, before its report is committed
-        self._after_report = after_report  # called for each run whose report is committed
+        self._after_report = after_report  # called for each run whose report is committed, or (None) refused
         lock = threading.RLock()  # guards all below
         self._changed = threading.Condition(lock)
         self._quick_ended = threading.Condition(lock)  # the runs that `_wait_for_quick_runs` waits for
@@ -335,16 +337,34 @@ class SlotLoop:
         if self._batch_max == 1:
             with self._changed:
                 self._batch_max = 1 if self._pending else COMPLETE_MAX
-        for (run, report), answer in zip(reports, answers, strict=True):
+        for (run, sent), answer in zip(reports, answers, strict=True):
+            report: RunReport | None = sent
             if isinstance(answer, RotaError):
-                _log.warning("the report of entry %s was refused: %s", report.sched_id, answer)
+                report = self._own_end(sent)
+                if report is None:
+                    _log.warning("the report of entry %s was refused: %s", sent.sched_id, answer)
+                else:
+                    self._count_end(report)
             elif answer[1] == "completed":
-                exit_kind = report.exit_kind if report.back is None else "cancelled"
-                self.ended[exit_kind] += 1
-                if exit_kind in ("failed", "crashed"):
-                    self.last_failed = report.sched_id
+                self._count_end(sent)
             if run is not None:
                 self._after_report(run, report)
+
+    def _count_end(self, report: RunReport) -> None:
+        exit_kind = report.exit_kind if report.back is None else "cancelled"
+        self.ended[exit_kind] += 1
+        if exit_kind in ("failed", "crashed"):
+            self.last_failed = report.sched_id
+
+    def _own_end(self, report: RunReport) -> RunReport | None:
+        """Return the report with how the run has ended its entry itself, as by `rota complete`; None if it has not."""
+        try:
+            entry = self._api.queue.get(report.sched_id)
+        except RotaError:
+            return None
+        if entry.token != report.token or entry.exit_kind is None:
+            return None
+        return msgspec.structs.replace(report, exit_kind=entry.exit_kind, outcome=entry.outcome, back=None)
 
     def _isolate(self, reports: list[Pending], problem: Exception) -> None:
         """Find the report because of which a commit was refused; replace it if it is the only one."""
@@ -413,6 +433,8 @@ class SlotLoop:
 
     def _end(self, key: RunKey, run: LiveRun | None, report: RunReport | None) -> None:
         """Free the slot of a run that has ended, and queue its report."""
+        if run is not None and report is None:  # it lost its claim, or ended its entry itself and was stopped for it
+            report = self._own_end(RunReport(sched_id=run.entry.sched_id, token=run.token))
         with self._changed:
             self._active.discard(key)
             self._stops.pop(key, None)

@@ -481,10 +481,13 @@ class Supervisor:
     def _before_report(self, run: LiveRun, report: RunReport) -> None:
         self._update_agent(self._restarts.before_report, run, report)
 
-    def _after_report(self, run: LiveRun, report: RunReport) -> None:
+    def _after_report(self, run: LiveRun, report: RunReport | None) -> None:
         # deliveries are not what it was asked to run, and a run that gave its slot back has not ended
-        self.ended_runs += run.assignment.settings.kind != HOOK_KIND and report.back != "yield"
+        has_ended = report is None or report.back != "yield"
+        self.ended_runs += run.assignment.settings.kind != HOOK_KIND and has_ended
         self.worktrees.ended(run)
+        if report is None:
+            return  # another worker has the entry, and does the rest at its end
         self._advisories.add(run.assignment.agent.name, run.entry.sched_id, report.result)
         self._update_agent(
             lambda *ended: self._claimed.wait_out(partial(self._restarts.after_report, *ended)), run, report

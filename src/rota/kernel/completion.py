@@ -205,7 +205,8 @@ def _cancelled(run: RunRow, run_end: RunEnd) -> RunEnd:
 def stale_claim_error(run: RunRow, token: int | None) -> StaleClaim:
     """Return the error for a token that is not the run's live claim."""
     text = f"token {token} is not the live claim of entry {run.sched_id}, which is {run.state}"
-    return StaleClaim(text, sched_id=run.sched_id, token=token)
+    hint = "The entry has ended; discard this result." if run.state in ENTRY.final else None
+    return StaleClaim(text, hint=hint, sched_id=run.sched_id, token=token)
 
 
 # --- a supervisor's report -----------------------------------------------------------------------
