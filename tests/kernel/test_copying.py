@@ -14,6 +14,10 @@ from rota.errors import InvalidInput, StoreCorrupt
 from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.copying import COPIED_AT_A_TIME, copy_store
 from rota.kernel.daemon_addresses import daemon_address_of, write_daemon_address
+from rota.model.reasons import NoWorker
+from rota.model.workers import SlotPool
+from rota.service import Dispatcher
+from rota.service.explanation import explain
 from rota.store import Row, Statement, Store, postgres_connection
 from tests.kernel.populated_world import AFTER, PID, PopulatedWorld
 from tests.kernel.world import World
@@ -67,6 +71,19 @@ def test_the_addresses_of_the_daemons_of_the_source_are_not_copied(world: World,
     world.store.write(lambda tx: write_daemon_address(tx, "box", "https://box:7682"))
     copy_store(world.store, target)
     assert target.read(lambda tx: daemon_address_of(tx, "box")) is None
+
+
+def test_the_workers_of_the_source_are_not_copied(world: World, pid: int, target: Store) -> None:
+    """They claim nothing in the copy, where entries would wait for them, and where they would be reported as lost."""
+    workers = Kernel(world.store).workers
+    workers.register("box", "1", kind="supervisor", host="there", os_pid=7, pools=[SlotPool(worker_id="box", slots=2)])
+    sched_id = world.queue.enqueue(ScheduleSpec(pid))
+    copied = copy_store(world.store, target)
+    assert "workers" not in copied.rows
+    with_copy = Kernel(target)
+    assert with_copy.workers.list(lost=True) == []
+    assert isinstance(explain(Dispatcher(with_copy), sched_id).workers, NoWorker)
+    assert [each.worker_id for each in workers.list()] == ["box"]
 
 
 def test_a_table_of_several_pages_is_copied_whole(world: World, pid: int, target: Store) -> None:

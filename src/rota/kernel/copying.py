@@ -8,8 +8,9 @@ in one transaction, which is checked before it is committed: as many rows in eac
 in the target, equal to the source. If any of this fails, the target stays empty.
 
 Both stores have the same tables and columns, except for one that a database fills by itself. A row is copied as it is,
-with its id. Settings that belong to the store and not to its contents are left out: the schema's version, the offset of
-the clocks, how a file was opened, where its daemons listen.
+with its id. What belongs to the store and not to its contents is left out: the register of its workers, which stay with
+the source, and some settings: the schema's version, the offset of the clocks, how a file was opened, where its daemons
+listen.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = ["COPIED_AT_A_TIME", "CopiedStore", "copy_store"]
 
 COPIED_AT_A_TIME = 1_000  # rows
 _META = "kernel_meta"
+_WORKERS = "workers"
 _OF_THE_STORE = frozenset({"schema_version", "clock_offset", "daemon_probe", "timeline", NORMAL_DURABILITY_KEY})
 _IN_NEW_STORES = frozenset({*_OF_THE_STORE, "finished_cursor"})  # settings that a store has before its first use
 
@@ -141,7 +143,7 @@ def _copy(
     copied: dict[str, int] = {}
     for name in _in_order_of_references(new, targets):
         copied[name] = 0
-        for rows in _pages(old, tables[name]):
+        for rows in () if name == _WORKERS else _pages(old, tables[name]):
             new.run_many(_insert(tables[name]), rows)
             copied[name] += len(rows)
             progress(name, copied[name])
