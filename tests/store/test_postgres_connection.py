@@ -21,6 +21,7 @@ from psycopg import conninfo
 from rota import store
 from rota.clock import SystemClock
 from rota.errors import InvalidInput, SchemaMismatch, StoreError, StoreMissing, StoreReplaced, StoreUnavailable
+from rota.kernel import Kernel, ScheduleSpec
 from rota.store.postgres_clock import DRIFT_S, JUMP_S, DatabaseClock
 from rota.store.postgres_connection import connect, parse_url, unavailable
 from rota.store.statements.file import META_SET
@@ -262,6 +263,21 @@ def test_a_role_that_may_no_longer_use_the_schema_is_not_told_to_restore_a_backu
             run_sql(f"REVOKE USAGE ON SCHEMA {poor} FROM {poor}")
             with pytest.raises(StoreReplaced, match=r"or hidden from this role: .*If USAGE on the schema was revoked"):
                 opened.write(lambda tx: tx.run(META_SET, ("word", "mine")))
+
+
+def test_a_role_that_may_only_read_gets_the_usage_up_to_the_last_event() -> None:
+    with role("reader") as reader, own_schema("rota_reader") as url:
+        with contextlib.closing(store.open(url)) as opened:
+            kernel = Kernel(opened)
+            kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("coder")))
+            (entry,) = kernel.queue.claim(worker_id="box")
+            kernel.queue.complete(entry.sched_id, "completed", token=entry.token)
+        schema = url.rpartition("=")[2]
+        run_sql(
+            f"GRANT USAGE ON SCHEMA {schema} TO {reader}; GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {reader}"
+        )
+        with contextlib.closing(store.open(url.replace("//rota@", f"//{reader}@"))) as opened:
+            assert Kernel(opened).usage.report().total.runs == 1
 
 
 @pytest.mark.parametrize("parameters", ["text, json, json", "agent text, payload json, options jsonb"])

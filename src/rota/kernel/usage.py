@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rota.decoding import decode_json
-from rota.errors import InvalidPayload, LimitExceeded, StoreCorrupt, StoreUnavailable
+from rota.errors import InvalidPayload, LimitExceeded, StoreCorrupt, StoreError
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append, event_from_row
 from rota.kernel.rows import DECODE_ERRORS, json_list
@@ -214,7 +214,7 @@ class Usage:
         """Return what was used in the days (UTC) from one instant to another, grouped by these keys."""
         _checks.optional_text("project_id", project_id)
         wanted = _wanted(None if project_id is None else {project_id}, by, since_at, until_at, agent)
-        with suppress(StoreUnavailable):  # a file that was opened read-only: its last events are added up each time
+        with suppress(StoreError):  # a store that this process may only read: its last events are added up each time
             self.fold()
         return self._env.read(lambda tx: make_report(tx, wanted, _not_folded(tx)))
 
