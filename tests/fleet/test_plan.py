@@ -23,6 +23,8 @@ from rota.host.cgroups import Cgroups
 from rota.host.thread_settings import allowed_cores
 from rota.kernel import Kernel
 from rota.model.cpu import core_list
+from rota.model.policy_setting import PolicySetting
+from rota.service.store_policies import StorePolicies
 from tests.fleet.support import START, FleetHarness
 from tests.stores import everything
 
@@ -386,6 +388,37 @@ def test_a_project_that_an_operator_paused_is_a_warning(harness: FleetHarness) -
     assert plan.warnings == ["projects.p: is paused in the store, so it runs nothing until it is resumed"]
 
 
+def test_a_file_without_a_policy_is_planned_by_that_of_the_store(harness: FleetHarness) -> None:
+    policies = StorePolicies(harness.api.policies)
+    policies.set("strict")
+    fleet = harness.fleet(THREE)
+    plan = plan_fleet(fleet, START, harness.api, harness.api.policies.get())
+    assert (plan.policy, set(slots(plan).values())) == ("strict", {None})
+    policies.set("eevdf", by=fleet.author)  # by an earlier version of the file, which a run takes back
+    assert (
+        plan_fleet(fleet, START, harness.api, harness.api.policies.get()).policy_sentence
+        == planned(harness, THREE).policy_sentence
+    )
+
+
+def test_a_policy_of_the_store_that_is_not_installed_here_is_a_warning(harness: FleetHarness) -> None:
+    setting = PolicySetting(name="theirs", by="anna")  # who has its package
+    stored = harness.api.policies.set(setting, by="anna", replace=True)
+    plan = plan_fleet(harness.fleet(THREE), START, harness.api, stored)
+    assert plan.policy == "strict"
+    assert plan.warnings[0] == (
+        "policy: theirs, set by anna, cannot be made here, so strict order replaces it: no policy is called 'theirs'"
+    )
+
+
+@pytest.mark.parametrize("line", ["policy = 'wfq'\n", "scheduling = {share_by = 'cpu'}\n"])
+def test_a_file_that_contradicts_the_policy_of_the_store_is_a_warning(harness: FleetHarness, line: str) -> None:
+    StorePolicies(harness.api.policies).set("strict", share_by="cost", by="anna")
+    plan = plan_fleet(harness.fleet(line + THREE), START, harness.api, harness.api.policies.get())
+    assert plan.warnings[0].startswith("policy: this file is refused: ")
+    assert "set by anna" in plan.warnings[0]
+
+
 def test_the_example_file_has_no_warnings() -> None:
     fleet = load_fleet(ROOT / "examples" / "fleet.toml")
     assert plan_fleet(fleet, START).warnings == []
@@ -412,9 +445,11 @@ def test_the_plan_reads_a_store_and_does_not_change_it(tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text(BUDGETED)
     opened = store.open(str(tmp_path / "rota.db"))
     apply_fleet(Kernel(opened), load_fleet(tmp_path / "fleet.toml"))
-    before = everything(opened)
     (tmp_path / "fleet.toml").write_text(BUDGETED.replace("[agents.nightly]", '[agents."[bold]"]'))
+    StorePolicies(Kernel(opened).policies).set("round_robin")
+    before = everything(opened)
     text = printed(tmp_path / "fleet.toml", as_json=False)
+    assert "round_robin" in text
     assert "agent [bold] created" in text
     assert "agent nightly paused: no longer in the fleet file" in text
     assert everything(opened) == before

@@ -35,8 +35,8 @@ def print_plan(
     """Print the plan of a fleet and return it. The store is opened only if it exists, and only to read."""
     fleet = load_fleet(path)
     now = (clock or SystemClock()).now()
-    with _read_only(fleet) as api:
-        plan = plan_fleet(fleet, now, api)
+    with _read_only(fleet) as kernel:
+        plan = plan_fleet(fleet, now, kernel, None if kernel is None else kernel.policies.get())
     if as_json:
         output.print_json(plan, file=None if console is None else console.file)
     else:

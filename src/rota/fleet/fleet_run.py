@@ -166,7 +166,7 @@ def use_policy(api: SchedulerApi, fleet: Fleet) -> None:
 
     A file without a policy says nothing about it, and takes back what it said before.
     """
-    by, known = f"fleet {fleet.title}", api.policies.get()
+    by, known = fleet.author, api.policies.get()
     own = known.set_by == by
     if fleet.policy is not None:
         api.policies.set(fleet.policy_name, fleet.policy_params, isolation=fleet.policy_isolation, by=by, replace=own)

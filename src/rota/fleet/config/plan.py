@@ -19,8 +19,10 @@ import msgspec
 from rota.fleet.config.apply import pending_changes
 from rota.fleet.config.cpu_plan import CpuRow, cpu_rows
 from rota.fleet.config.plan_warnings import find_warnings
+from rota.fleet.config.policy_plan import with_policy_of_store
 from rota.fleet.config.tables import AgentTable, Fleet
 from rota.fleet.trigger_rules import TIMED, firings_after
+from rota.kernel.store_policy import StorePolicy
 from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.agent_names import agent_in_project
 from rota.model.money import amount_text
@@ -151,8 +153,12 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[str]  # what applying the file would change in the store
 
 
-def plan_fleet(fleet: Fleet, now: float, api: KernelApi | None = None) -> FleetPlan:
-    """Return what the fleet would do from now on; with an API, count the usage in the store."""
+def plan_fleet(fleet: Fleet, now: float, api: KernelApi | None = None, stored: StorePolicy | None = None) -> FleetPlan:
+    """Return what the fleet would do from now on; with an API, count the usage in the store.
+
+    `stored` is the policy of the store, by which a file without one runs.
+    """
+    fleet, about_policy = (fleet, []) if stored is None else with_policy_of_store(fleet, stored)
     slots = len(fleet.slot_kinds)
     policy = make_policy(fleet.policy_name, fleet.policy_params, fleet.policy_isolation)
     rates = _RunRates(fleet, now)
@@ -173,7 +179,7 @@ def plan_fleet(fleet: Fleet, now: float, api: KernelApi | None = None) -> FleetP
         prices=_price_rows(fleet),
         cpu=cpu_rows(fleet),
         triggers=_trigger_rows(fleet, now),
-        warnings=find_warnings(fleet, policy, api),
+        warnings=[*about_policy, *find_warnings(fleet, policy, api)],
         changes=[str(pending.change) for pending in pending_changes(api, fleet)] if api is not None else [],
     )
 

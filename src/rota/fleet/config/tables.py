@@ -452,6 +452,11 @@ class Fleet(FleetFile, frozen=True, kw_only=True):
         return self.name or Path(self.path).stem
 
     @property
+    def author(self) -> str:
+        """Who set what this file says, in the settings of the store."""
+        return f"fleet {self.title}"
+
+    @property
     def store_path(self) -> str:
         """The store's address; the path of a file is absolute."""
         if self.store == ":memory:" or "://" in self.store or self.store.startswith("unix:") or is_mistyped(self.store):
