@@ -557,6 +557,14 @@ def test_a_sentence_says_which_entry_and_agent_it_is_about() -> None:
     assert (text.sched_id, text.pid) == (None, 5)
 
 
+def test_a_policy_that_fails_at_one_worker_is_said_to_fail_there() -> None:
+    """The package of a policy may be missing on one of many hosts, and the others go on with it."""
+    failed = events.PolicyFellBack(policy="mine", failure="raised", detail="no policy is called 'mine'")
+    event = Event(7, None, NOW, failed.kind, {}, author="worker:box-b")
+    said = "policy mine raised at worker:box-b: strict order replaces it there (no policy is called 'mine')"
+    assert [text.text for text in describe(event, failed, Names())] == [said]
+
+
 def test_an_event_of_a_users_own_is_shown_with_its_payload() -> None:
     (text,) = describe_own(Event(7, 5, NOW, "review.done", {"score": 9}), Names())
     assert (text.tone, text.text) == ("quiet", 'review.done of agent-5: {"score":9}')

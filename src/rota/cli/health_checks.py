@@ -244,8 +244,10 @@ def _work(part: str, kernel: Kernel) -> Iterator[Finding]:
 
 def _fell_back(event: Event) -> tuple[str, str]:
     failure, policy = event.payload["failure"], event.payload["policy"]
-    words = f"policy {policy} {failure} ({event.payload['detail']}), and strict order replaced it"
-    return words, 'rota policy set NAME chooses another; policy_isolation = "process" contains it.'
+    where, there = (f" at {event.author}", " there") if event.author else ("", "")
+    words = f"policy {policy} {failure}{where} ({event.payload['detail']}), and strict order replaced it{there}"
+    choose = "Correct or install it there, or choose another: rota policy set NAME."
+    return words, f'{choose} policy_isolation = "process" contains it.'
 
 
 def _jumped(event: Event) -> tuple[str, str]:

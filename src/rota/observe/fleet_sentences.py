@@ -248,9 +248,10 @@ def _policy_chosen(data: events.PolicyChosen, _event: Event, _names: EntityNames
     yield "plain", f"{data.by} set {policy}, shared by {data.share_by}"
 
 
-def _fell_back(data: events.PolicyFellBack, _event: Event, _names: EntityNames) -> Iterator[Line]:
+def _fell_back(data: events.PolicyFellBack, event: Event, _names: EntityNames) -> Iterator[Line]:
     failure = _FAILURES.get(data.failure, data.failure)
-    yield "bad", f"policy {data.policy} {failure}: strict order replaces it ({data.detail})"
+    where, there = (f" at {event.author}", " there") if event.author else ("", "")  # others may go on with it
+    yield "bad", f"policy {data.policy} {failure}{where}: strict order replaces it{there} ({data.detail})"
 
 
 def _unreadable(data: events.RowUnreadable, _event: Event, _names: EntityNames) -> Iterator[Line]:
