@@ -6,6 +6,7 @@ another name and another state folder.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -13,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, quote, urlsplit
 
 import psycopg
 import pytest
@@ -27,7 +29,7 @@ from tests.cli.shell import Shell, make_shell
 from tests.daemon.harness import Process, make_token
 from tests.daemon.test_tls import Certificates, make_certificates
 from tests.mcp.clients import desk_at
-from tests.postgres_server import own_schema
+from tests.postgres_server import own_schema, shared_dsn
 
 THERE = socket.gethostname()
 
@@ -103,6 +105,34 @@ def test_the_host_that_keeps_a_log_reads_it_and_another_one_names_it(hosts: Host
         assert f"the output of attempt 1 of entry {printed} is on host {THERE}" in answer.err
         assert f"Run there: `rota logs {printed} --attempt 1`." in answer.err
     assert f"log on host {THERE}" in rota("show", printed).out
+
+
+@pytest.fixture
+def other_database() -> Iterator[str]:
+    """The name of another database of the server."""
+    name = f"other_{os.getpid()}"
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            yield name
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.mark.usefixtures("printed")
+def test_a_log_is_found_by_another_address_of_the_same_store(
+    hosts: Hosts, rota: Shell, socket_folder: Path, other_database: str
+) -> None:
+    """A supervisor and a command may name the server in two ways. A schema of the same name is another store."""
+    (server,) = parse_qs(urlsplit(hosts.url).query)["host"]
+    (socket_folder / "server").symlink_to(server)
+    another_address = hosts.url.replace(quote(server, safe=""), quote(f"{socket_folder}/server", safe=""))
+    assert another_address != hosts.url
+    assert rota("logs", 1, "--store", another_address).out == "line 0\nline 1\nline 2\n"
+    another_store = hosts.url.replace("/postgres?", f"/{other_database}?")
+    with Rota(another_store) as other:
+        assert other.agent("speaker")(_speak).enqueue().sched_id == 1
+    assert rota("logs", 1, "--store", another_store).out == ""
 
 
 def test_an_agent_that_reads_a_log_learns_which_host_has_it(hosts: Hosts, printed: int) -> None:

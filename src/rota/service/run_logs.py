@@ -13,7 +13,7 @@ there already is left out. The only rows here are two settings: an id of the sto
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,10 +77,9 @@ class RunLogs:
         number = self._last_attempt(entry) if attempt is None else _log.whole("attempt", attempt, 1, ATTEMPTS_MAX)
         attempts = max(entry.attempt, min(number, entry.attempt + 1) if self._has_log(sched_id, number) else 0)
         is_past = number < entry.attempt or (number == entry.attempt and entry.state != _LIVE)
-        content = LogContent(0, b"", 0, 0)
-        if self.folder is not None:
-            known = self._known_store_id() or NO_STORE_ID
-            content = read_log(self.folder.path, sched_id, number, offset, limit_bytes, store_id=known)
+        known = self._known_store_id() or NO_STORE_ID
+        found = (read_log(each, sched_id, number, offset, limit_bytes, store_id=known) for each in self._folders())
+        content = next((each for each in found if each.total_bytes), LogContent(0, b"", 0, 0))
         return LogPart(
             sched_id=sched_id,
             attempt=number,
@@ -102,6 +101,19 @@ class RunLogs:
             _log.whole("attempt", attempt, 1, ATTEMPTS_MAX)
         here = self._kernel.store.host_name
         return [] if here is None else self._kernel.store.read(lambda tx: _places(tx, sched_id, attempt, here))
+
+    def _folders(self) -> Iterator[Path]:
+        """Yield the folders that may have a log: the one of this address, then those of other addresses of a database.
+
+        The database says only which store it is, so a supervisor that names its server in another way has its own.
+        """
+        if self.folder is None:
+            return
+        own = self.folder.path
+        yield own
+        if self._kernel.store.host_name is not None:
+            schema, _, _ = own.name.rsplit("-", 2)
+            yield from (each for each in sorted(own.parent.glob(f"{schema}-*-logs")) if each != own)
 
     def _last_attempt(self, entry: ReadyEntry) -> int:
         """Return the last attempt; one that was preempted or yielded is not counted while its entry is queued."""
