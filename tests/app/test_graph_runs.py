@@ -154,7 +154,9 @@ class TestWithAgents:
             graph.output(graph.node(lambda text: text.upper(), name="shout")(found))
             run = rota.run_graph(graph, {"topic": "owls"}, run_id="local run")
             assert run.result(PATIENCE_S) == "ALL ABOUT OWLS"
-            assert rota.api.graphs.show("local run").run.status == "succeeded"
+            shown = rota.api.graphs.show("local run")
+            assert shown.run.status == "succeeded"
+            assert [(node.node, node.agent) for node in shown.nodes] == [("researcher", "researcher")]
 
     def test_a_run_of_a_program_that_ended_goes_on_under_its_name(self, tmp_path: Path) -> None:
         def start(rota: Rota) -> GraphRunHandle:
@@ -286,4 +288,6 @@ class TestFanOutOverAgents:
             far = graph.lane("far", "queue")
             doubled = graph.node(parts.double, lane=far, map_over=True)(graph.node(parts.numbers)())
             graph.output(graph.node(parts.total)(doubled))
-            assert rota.run_graph(graph).result(PATIENCE_S) == 12
+            run = rota.run_graph(graph)
+            assert run.result(PATIENCE_S) == 12
+            assert {node.node: node.agent for node in run.nodes()}["double"] == "far", "its entries are the graph's"

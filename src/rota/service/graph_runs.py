@@ -57,8 +57,10 @@ class GraphRunVerbs(GraphRuns):
         """Return everything about a graph run."""
         run = self.stored(run_id)
         entries = self.entries.of_run(run_id)
-        outline = [] if run.document is None else resolve_name(_OUTLINE)(run.document)
-        nodes = node_reports(outline, entries, self.entries.counts(run_id), error=run.error)
+        agents: dict[str, str | None] = {} if run.document is None else dict(resolve_name(_OUTLINE)(run.document))
+        for entry in entries:  # also of nodes whose graph only another program has, and of those on a queue lane
+            agents[entry.node] = agents.get(entry.node) or self._agents.get(entry.pid).name
+        nodes = node_reports(list(agents.items()), entries, self.entries.counts(run_id), error=run.error)
         status, own = (None, {}) if run.sched_id is None else self.entries.coordinator(run.sched_id)
         usage: Counter[str] = Counter(own)
         for entry in entries:
