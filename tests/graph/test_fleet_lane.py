@@ -104,6 +104,17 @@ def test_agent_entries() -> None:
     assert str(entry.key).startswith("graph/r1/")
 
 
+def test_a_function_that_the_coordinators_host_does_not_have_is_named_with_what_is_missing() -> None:
+    plan = {"id": "plan", "type": "not_here:plan", "execution": {"lane": "main"}}
+    run = FleetWorld({}).run(
+        document([INPUT, plan, OUTPUT], ["topic.out > plan.topic", "plan.out > result.value"]), topic="owls"
+    )
+    assert run.status == "failed"
+    assert run.error == (
+        "the component type 'not_here:plan' cannot be imported: ModuleNotFoundError: No module named 'not_here'"
+    )
+
+
 def test_with_one_slot_nothing_waits_for_itself_and_waiting_counts_no_attempt() -> None:
     world = FleetWorld({"researcher": research})
     assert world.run(chain(), slots=1, topic="owls").status == "succeeded"

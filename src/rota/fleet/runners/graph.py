@@ -178,7 +178,11 @@ class GraphRunner:
         with self._lock:
             plan = self._plans.pop(document, None)
         if plan is None:
-            plan = compile_graph(load_mapping(run.document or {}), self._registry)
+            spec = load_mapping(run.document or {})
+            for component in spec.components:
+                if ":" in component.type:
+                    self._registry.find(component.type)  # raises what is wrong if it cannot be imported here
+            plan = compile_graph(spec, self._registry)
         with self._lock:
             self._plans[document] = plan
             while len(self._plans) > PLANS_MAX:
