@@ -457,6 +457,22 @@ def test_why_says_that_the_cores_were_refused_and_who_has_them(world: World) -> 
     ]
 
 
+def test_why_without_a_worker_says_that_the_cores_were_refused_too(world: World) -> None:
+    """The worker that was refused has ended since, and the other one's claim is its only trace."""
+    first, second = claimed(world, "build"), claimed(world, "test")
+    lease(world, first)
+    with pytest.raises(LeaseRefused):
+        lease(world, second)
+    world.queue.put_back(second[0], token=second[1], delay_s=60)
+    world.queue.complete(first[0], "completed", token=first[1])
+    found = explain(Dispatcher(world.kernel), second[0]).workers
+    assert isinstance(found, reasons.NoWorker)
+    assert found.sentence().startswith("no worker is running: start one with `rota run fleet.toml`; the last one ")
+    assert "was refused the cores that it asks for: 1 core asked of box, 0 free: core 0 is kept" in found.sentence()
+    (counted,) = explain_many(Dispatcher(world.kernel)).reasons  # not the time of the next attempt besides
+    assert counted.reason == found
+
+
 def test_why_of_many_entries_counts_refused_cores_in_place_of_the_time_of_the_next_attempt(world: World) -> None:
     world.kernel.workers.register("w", "i", kind="supervisor", host="box", os_pid=1, pools=[SlotPool("w", 4)])
     owner = claimed(world, "owner")

@@ -18,9 +18,12 @@ from rota.errors import InvalidInput, StoreUnavailable
 from rota.fleet import heartbeats, slot_loop
 from rota.fleet.supervised_cores import SupervisedCores
 from rota.fleet.supervisor import Supervisor, SupervisorSettings, told_drain
+from rota.host.thread_settings import allowed_cores
 from rota.kernel import ScheduleSpec
+from rota.model.cpu import CpuSettings
 from rota.model.work import Backoff, RestartPolicy
 from rota.service import outages
+from rota.service.core_grants import grant, this_host
 from rota.testing import InMemoryRota
 from tests.daemon.harness import serving
 
@@ -65,6 +68,25 @@ def test_a_limit_is_waited_for_and_a_longer_horizon_reaches_further(rota: InMemo
     assert starts[2] - starts[1] >= 59
     assert rota.run_until_idle(horizon_s="10m").completed == 1
     assert late.status == "succeeded"
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="a lease needs two cores")
+def test_an_entry_whose_cores_were_refused_says_so_and_not_that_its_time_has_not_come() -> None:
+    with Rota() as rota:
+
+        @rota.agent
+        def holder() -> None: ...
+
+        waiter = rota.command("waiter", ["true"], cpu=CpuSettings(lease=1))
+        held = holder.enqueue()
+        (claim,) = rota.api.queue.claim(worker_id="elsewhere", max_n=1, claim_timeout_s=3_600)
+        assert claim.token is not None
+        grant(rota.api, this_host(), claim.sched_id, claim.token, CpuSettings(lease=1))
+        waiter.enqueue()
+        (left,) = (one for one in rota.run(until_idle=True, horizon_s=0.5).waiting if one.agent == "waiter")
+        assert left.kind == "delayed"
+        assert left.why.startswith("the cores that it asks for are refused: ")
+        assert f"is leased by entry {held.sched_id} (holder)" in left.why
 
 
 def test_what_cannot_run_is_named_and_not_waited_for(rota: InMemoryRota) -> None:

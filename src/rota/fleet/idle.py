@@ -4,7 +4,8 @@ It has nothing to run and nothing to claim. What is left in the queue decides wh
 
     retries, limits, affinity holds   always: they end by themselves
     delayed entries, quarantines,
-    retries of hooks                  if they are due within `horizon_s`
+    retries of hooks and of entries
+    whose cores were refused          if they are due within `horizon_s`
     runs of other workers             until their claim expires; a worker that extends it is alive, and not waited for
     entries after others              as long as one of the others is waited for
     everything else                   not: paused, over budget, no slot of its kind, no function here
@@ -80,6 +81,7 @@ class IdleCheck:
         self._kinds = tuple(sorted(kinds))
         self._cannot_run = cannot_run
         self._names: dict[int, str] = {}
+        self._refused: dict[int, str] = {}  # why, by entry, as of the last look
         self._expiries: dict[tuple[int, str | None], float] = {}  # of runs elsewhere, as they were first seen
         self._has_ready = False  # there are entries which nothing blocks, although a claim returned none
         self._ready_tries = 0  # how often in a row
@@ -107,6 +109,7 @@ class IdleCheck:
         now = self._api.clock.now()
         self._has_ready = False
         groups = self._api.queue.unfinished(GROUPS_MAX)
+        self._refused = self._refused_cores() if any(group.hold == "time" for group in groups) else {}
         explained = {group.sched_id for group in groups if group.state == "queued" and group.hold is None}
         explained = set(sorted(explained)[:EXPLAINED_MAX])
         missing = self._cannot_run()
@@ -131,7 +134,8 @@ class IdleCheck:
             case "backoff":
                 return self._until(group, "retry", "it failed and is retried", group.runnable_at, now)
             case "time":
-                return self._delayed(group, "its time has not come", group.runnable_at, now)
+                why = self._refused.get(group.sched_id, "its time has not come")
+                return self._delayed(group, why, group.runnable_at, now)
             case "worker":
                 return _Left(self._waiting(group, "worker", "it is held for its worker"), RECHECK_S)
             case "after":
@@ -139,6 +143,13 @@ class IdleCheck:
         if not explains:
             return self._blocked(group, "it is ready, and no claim returned it")
         return self._ready(group, now)
+
+    def _refused_cores(self) -> dict[int, str]:
+        """Return what is told of the entries that wait only because their cores were refused: to be tried again."""
+        return {
+            each.sched_id: f"the cores that it asks for are refused: {each.reason}"
+            for each in self._api.cores.status().refused
+        }
 
     def _ready(self, group: EntryGroup, now: float) -> _Left:
         """A group that is ready, but was not claimed."""

@@ -359,10 +359,12 @@ class NoWorker(WorkerBase, frozen=True, kw_only=True, tag="no_worker"):
 
     remedy = "start one"
     start: str = ""  # a command, or a call in Python, that starts one
+    refusal: str = ""  # why the last one was refused the cores that it asks for
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        return f"no worker is running{_start(self.start)}"
+        refused = f"; the last one was refused the cores that it asks for: {self.refusal}" if self.refusal else ""
+        return f"no worker is running{_start(self.start)}{refused}"
 
 
 class NoWorkerForKind(WorkerBase, frozen=True, kw_only=True, tag="no_worker_for_kind"):

@@ -11,13 +11,12 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from rota.errors import StoreCorrupt
+from rota.kernel import core_grants
 from rota.kernel.journal import read_note
 from rota.kernel.lookups import find_agent
 from rota.kernel.workers import read_runs, read_workers
-from rota.lazy import late
 from rota.model import reasons
 from rota.model.agent_metadata import FLEET_KEY, SETTINGS_KEY
 from rota.model.ray import RAY
@@ -25,11 +24,6 @@ from rota.model.reasons import WorkerReason
 from rota.model.work import Agent
 from rota.model.workers import PlacementProblem, SlotPool, WorkerInfo
 from rota.store import Transaction
-
-if TYPE_CHECKING:
-    from rota.kernel import core_grants
-else:
-    core_grants = late("rota.kernel.core_grants")  # without a live worker nothing was refused
 
 __all__ = ["NAMED_MAX", "WorkerOutlook", "start_command"]
 
@@ -45,16 +39,16 @@ class WorkerOutlook:
         self._tx = tx
         self._alive = [worker for worker in read_workers(tx, now) if worker.alive]
         self._runs = read_runs(tx) if self._alive else []
-        self._refused = {refusal.sched_id: refusal for refusal in core_grants.refusals(tx)} if self._alive else {}
+        self.refused = {refusal.sched_id: refusal for refusal in core_grants.refusals(tx)}  # of cores, by entry
         self._busy = Counter((worker_id, incarnation) for _, worker_id, incarnation in self._runs)
 
     def reason_against(  # noqa: PLR0911  # one for each reason
         self, kind: str | None, start: Callable[[], str], sched_id: int | None = None, pid: int | None = None
     ) -> WorkerReason | None:
         """Return why no worker would claim an entry of this kind and agent, or start this one, now; None: one could."""
+        refusal = self.refused.get(sched_id or 0)
         if not self._alive:
-            return reasons.NoWorker(start=start())
-        refusal = self._refused.get(sched_id or 0)
+            return reasons.NoWorker(start=start(), refusal="" if refusal is None else refusal.reason)
         if refusal is not None:
             return reasons.CoresRefused(
                 refusal=refusal.reason,
