@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -232,6 +232,48 @@ def test_when_they_are_killed_no_command_is_left(killed: str, groups: bool) -> N
     while groups_of(started.pid) and time.monotonic() < deadline:
         Cgroups()  # what the reaper could not remove is removed at the next start
     assert groups_of(started.pid) == []
+
+
+STAYS = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: os.write(2, b"term\\n"))
+os.write(2, b"%d\\n" % os.getpid())
+while True: pass
+"""
+ENDING = """
+import sys
+from rota.fleet.cores_driver import CpuDriver
+from rota.host.command import Command
+from rota.model.cpu import CpuSettings
+cpu = CpuDriver(use_groups=False)
+cpu.launch("a", Command(argv=(sys.executable, "-S", "-c", sys.argv[1])), CpuSettings(quota="50ms/100ms"))
+print(cpu._reaper.pid, flush=True)
+sys.stdin.readline()
+cpu.end_commands()
+"""
+
+
+def test_commands_that_are_about_to_end_end_also_if_driver_and_reaper_are_killed() -> None:
+    """One ignores SIGTERM: until it is killed, the guard watches it."""
+    words, pipe = [sys.executable, "-c", ENDING, STAYS], subprocess.PIPE
+    with subprocess.Popen(words, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        assert started.stderr is not None
+        reaper, pid = int(started.stdout.readline()), int(started.stderr.readline())
+        pidfd = os.pidfd_open(pid)
+        started.stdin.write("\n")
+        started.stdin.flush()
+        assert started.stderr.readline() == "term\n"
+        os.kill(started.pid, signal.SIGSTOP)  # so that it cannot act before it is killed, too
+        os.kill(reaper, signal.SIGKILL)
+        started.kill()
+        try:
+            assert all_end([pidfd])
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.close(pidfd)
 
 
 @needs_groups

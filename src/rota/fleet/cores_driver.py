@@ -228,7 +228,7 @@ class CpuDriver:
         quota = running.cpu.budget
         if quota is not None and not self.support["quota"].works:
             if self._quotas is None:
-                self._quotas = QuotaSignals(self._clock, cores=len(self.cores), guard=self._guard)
+                self._quotas = QuotaSignals(self._clock, cores=len(self.cores), needs_guard=False)
             self._quotas.hold(running.session, {running.name: quota})
         if running.grant.leased:
             self._confinement.hold(running.session.pid, frozenset(running.grant.leased))

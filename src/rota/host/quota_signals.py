@@ -105,12 +105,11 @@ class _Account:
 class QuotaSignals:
     """Holds sessions to their quotas. Any thread may use it; the work is done on one thread of its own."""
 
-    def __init__(self, clock: Clock, *, cores: int, guard: Guard | None = None) -> None:
-        """`guard` is the caller's, which closes it; without one, a guard that kills is made here."""
+    def __init__(self, clock: Clock, *, cores: int, needs_guard: bool = True) -> None:
+        """Without `needs_guard` the caller's guard watches the sessions, from their start to their end."""
         self._clock = clock
         self._cores = max(1, cores)
-        self._owns_guard = guard is None
-        self._guard = guard or Guard("kill")
+        self._guard = Guard("kill") if needs_guard else None
         self._watchdog = Watchdog(clock, "rota-quota")
         self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
@@ -120,7 +119,8 @@ class QuotaSignals:
     def hold(self, session: Session, quotas: Mapping[str, CpuQuota | None]) -> None:
         """Hold a session that runs to quotas, each shared by the sessions that name the same key; None: to none yet."""
         with self._lock:
-            self._guard.add(session.pid)
+            if self._guard is not None:
+                self._guard.add(session.pid)
             self._sessions[session.id] = session
             for key, quota in quotas.items():
                 self._account(key, quota).sessions[session.id] = _used_ns(session)
@@ -152,7 +152,8 @@ class QuotaSignals:
         """Let go of a session that has ended, or is to end."""
         with self._lock:
             self._sessions.pop(session.id, None)
-            self._guard.remove(session.pid)
+            if self._guard is not None:
+                self._guard.remove(session.pid)
             for key in [key for key, account in self._accounts.items() if session.id in account.sessions]:
                 account = self._accounts[key]
                 del account.sessions[session.id]
@@ -169,7 +170,7 @@ class QuotaSignals:
         for session in left:
             self.release(session)
         self._watchdog.close()
-        if self._owns_guard:
+        if self._guard is not None:
             self._guard.close()
 
     # --- looking at clocks -----------------------------------------------------------------------
