@@ -133,6 +133,24 @@ def test_the_cpu_time_of_a_tree_includes_its_children(reaper: ReaperClient) -> N
         until(lambda: tree_cpu_ns(session.pid) > process_cpu_ns(session.pid) + 1_000_000)
 
 
+PARENT = """
+import os, time
+for _ in range(3):
+    if not os.fork():
+        while time.process_time() < 0.05: pass
+        os._exit(0)
+    os.wait()
+print('ready', flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_cpu_time_of_a_tree_includes_children_that_have_ended(reaper: ReaperClient) -> None:
+    """A program that starts one short child after another is held to its quota by signals, too."""
+    with running(reaper, py(PARENT)) as (session, _pipe):
+        assert tree_cpu_ns(session.pid) >= process_cpu_ns(session.pid) + 3 * 40_000_000  # in hundredths of a second
+
+
 def test_a_thread_may_end_while_its_process_is_pinned() -> None:
     stop = threading.Event()
 

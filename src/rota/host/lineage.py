@@ -32,6 +32,7 @@ __all__ = [
     "OwnChildren",
     "children_of",
     "descendants_of",
+    "ended_children_cpu_s",
     "identity",
     "kill_orphans",
     "mark_of",
@@ -46,7 +47,8 @@ _MARK_PREFIX = MARK.encode() + b"="
 READ_BYTES = 32 * 1024
 COMPLETE_BYTES_MAX = 2 * 1024  # a shorter list was not truncated: the kernel returns at least most of a page per read
 KILL_ROUNDS_MAX = 20  # how often to look for marked processes: each round may reveal new ones
-_STATE, _PPID, _START = 0, 1, 19  # fields of /proc/PID/stat after the name, which may contain anything
+# fields of /proc/PID/stat after the name, which may contain anything
+_STATE, _PPID, _ENDED_USER, _ENDED_SYSTEM, _START = 0, 1, 13, 14, 19
 
 
 def _read(path: str) -> bytes:
@@ -135,6 +137,15 @@ def _scan_for_children(parent: int) -> list[int]:
         except (OSError, IndexError):
             continue  # it has exited meanwhile
     return found
+
+
+def ended_children_cpu_s(pid: int) -> float:
+    """CPU time of the children that a process has waited for, and of theirs; 0 if it is gone."""
+    try:
+        stat = _stat(pid)
+    except OSError:
+        return 0.0
+    return (int(stat[_ENDED_USER]) + int(stat[_ENDED_SYSTEM])) / os.sysconf("SC_CLK_TCK")
 
 
 class OwnChildren:

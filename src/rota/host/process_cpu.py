@@ -12,9 +12,10 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from contextlib import suppress
 
 from rota.errors import HostUnsupported, NotFound
-from rota.host.lineage import descendants_of, thread_states
+from rota.host.lineage import descendants_of, ended_children_cpu_s, thread_states
 
 __all__ = ["is_runnable", "own_cpu_s", "process_cpu_ns", "thread_cpu_s", "tree_cpu_ns"]
 
@@ -48,14 +49,19 @@ def own_cpu_s() -> float:
 
 
 def tree_cpu_ns(pid: int) -> int:
-    """CPU time used by a process and its living descendants."""
-    used_ns = process_cpu_ns(pid)
-    for child in descendants_of(pid):
-        try:
-            used_ns += process_cpu_ns(child)
-        except NotFound:
-            continue
+    """CPU time used by a process and its descendants: those that live, and those that were waited for.
+
+    The kernel counts the latter in hundredths of a second.
+    """
+    used_ns = _family_cpu_ns(pid)
+    for child in descendants_of(pid):  # parents first: one that ends meanwhile is not counted twice
+        with suppress(NotFound):
+            used_ns += _family_cpu_ns(child)
     return used_ns
+
+
+def _family_cpu_ns(pid: int) -> int:
+    return round(ended_children_cpu_s(pid) * 1e9) + process_cpu_ns(pid)
 
 
 def is_runnable(pid: int) -> bool:
