@@ -97,6 +97,17 @@ def test_what_was_made_for_a_command_is_removed_also_if_its_exit_is_reported_lat
     assert [one.name for one in cpu.report().processes] == ["a"]
 
 
+@needs_groups
+def test_a_command_that_leaves_its_group_is_reported_with_what_it_has_used() -> None:
+    outside = [str(each.base / "cgroup.procs") for each in hierarchies()]
+    leaves = f"import time\nfor path in {outside}: open(path, 'w').write('0')\nwhile time.process_time() < 0.2: pass"
+    with driver() as cpu:
+        cpu.launch("a", python(leaves))
+        cpu.run()
+        (report,) = cpu.report().processes
+    assert (report.exit_code, report.cpu_ns >= 200_000_000) == (0, True)
+
+
 @both_ways
 def test_two_hogs_on_one_core_get_time_by_their_weights(groups: bool) -> None:
     with driver(groups=groups) as cpu:

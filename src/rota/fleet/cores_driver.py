@@ -98,12 +98,11 @@ class _Running:
         self.missing: dict[str, str] = {}  # settings that the kernel did not take, with the reason
 
     def cpu_ns(self) -> int:
-        """CPU time so far."""
-        if self.group is not None:
-            with suppress(OSError):
-                in_group = self.group.usage().cpu_ns
-                if in_group is not None:
-                    return in_group
+        """CPU time so far: of its group, or of its processes if some have left that."""
+        in_group = 0 if self.group is None else round(self.group.cpu_s() * 1e9)
+        return max(in_group, self._session_cpu_ns())
+
+    def _session_cpu_ns(self) -> int:
         ended = self.session.exit
         if ended is not None:
             return round((ended.cpu_user_s + ended.cpu_system_s) * 1e9)
