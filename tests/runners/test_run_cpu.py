@@ -18,11 +18,12 @@ from rota.fleet.runners.command import CommandRunner
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.cgroup_mounts import hierarchies
 from rota.host.cgroups import Cgroups
+from rota.host.command import Command
 from rota.host.confinement import Confinement
-from rota.host.cpu_groups import CPU_FEATURES
+from rota.host.cpu_groups import CPU_FEATURES, CpuOwner
 from rota.host.thread_settings import allowed_cores
 from rota.model.cpu import CpuSettings, core_list
-from rota.model.work import Project
+from rota.model.work import Limits, Project
 from tests.host.support import until
 from tests.runners import functions
 from tests.runners.recording import RecordingChannel, agent, assignment, shell
@@ -81,6 +82,31 @@ def test_a_program_runs_in_its_group_and_says_what_is_enforced(
     version = SUPPORT["weight"].version
     assert channel.enforced[0] == f"p: cpu weight = 3 is enforced: by control groups, version {version}"
     assert len(channel.enforced) == 3
+
+
+@needs_groups
+def test_changed_settings_are_read_once_for_runs_in_groups_and_those_held_by_signals(
+    resources: RunnerResources,
+) -> None:
+    """Both are there if the group of one run could not be made."""
+    cpu = asked(weight=2)
+    (owner,) = cpu.owners
+    group = resources.cpu_groups.enter(cpu.owners, cpu.limits(Limits()))
+    session = resources.reaper.spawn(Command(argv=("sleep", "60")))
+    resources.quotas.hold(session, {owner.key: None})
+    reads: list[CpuOwner] = []
+
+    def read() -> CpuOwner:
+        reads.append(owner._replace(cpu=CpuSettings(weight=3)))
+        return reads[-1]
+
+    resources.cpu_changed(owner.key, read)
+    resources.cpu_changed("agent:unknown", read)
+    session.kill()
+    session.wait()
+    resources.quotas.release(session)
+    resources.cpu_groups.leave(group)
+    assert len(reads) == 1
 
 
 def test_without_groups_a_program_is_nice_and_says_what_is_only_cooperative(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from rota.clock import AwakeClock, Clock, SystemClock
@@ -81,11 +82,11 @@ class RunnerResources:
 
     def cpu_changed(self, key: str, read: Callable[[], CpuOwner]) -> None:
         """Apply the settings of a project or an agent that was changed to what runs; they are read if it runs."""
-        groups, quotas = self._cpu_groups, self._quotas
+        groups, quotas, owner = self._cpu_groups, self._quotas, cache(read)
         if groups is not None and groups.has(key):
-            groups.change(read())
+            groups.change(owner())
         if quotas is not None and quotas.has(key):
-            quotas.change(key, read().cpu.budget)
+            quotas.change(key, owner().cpu.budget)
 
     @property
     def quotas(self) -> QuotaSignals:
