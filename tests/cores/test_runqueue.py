@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -151,7 +152,6 @@ class Pair:
         elif verb == "remove" and waits:
             self.plain.remove(key, self.now)
             self.queue.remove(schedulable, self.now)
-            self.queue.compact()
         elif verb == "reweigh" and (waits or runs):
             self.plain.reweigh(key, number, self.now)
             self.queue.reweigh(schedulable, number, schedulable.slice_ns, self.now)
@@ -294,17 +294,24 @@ def test_under_wfq_a_heavy_one_runs_ahead_and_under_eevdf_it_does_not() -> None:
     assert first_turns("round_robin") == "ABABABAB"
 
 
-def test_stale_entries_do_not_outnumber_live_ones_for_long() -> None:
-    schedulables = [Schedulable(key, 1000, 10) for key in range(1, 101)]
-    queue = queue_of(*schedulables)
+@pytest.mark.parametrize("count", [1, 2, 3, 100, 3_000])
+def test_stale_entries_never_outnumber_live_ones(count: int) -> None:
+    """Nothing is picked meanwhile, so none of them surfaces."""
+    schedulables = [Schedulable(key, 1000 + key * 7 % 500, 10) for key in range(1, count + 1)]
+    queue = queue_of(*schedulables, rule="wfq")
     for schedulable in schedulables:
         queue.enter(schedulable, 0)
-    for round_number in range(20):
-        for schedulable in schedulables[1:]:
-            queue.remove(schedulable, 0)
-            queue.enter(schedulable, round_number)
-            queue.compact()
-            assert queue.entries <= 2 * len(schedulables) + 1
+    draw = Random(count)
+    for round_number in range(3 * count):
+        schedulable = draw.choice(schedulables)
+        queue.remove(schedulable, 0)
+        queue.enter(schedulable, round_number)
+        assert queue.entries <= 2 * len(queue) + 1
+    deadlines = []
+    while (taken := queue.take(3 * count)) is not None:
+        deadlines.append(taken.virtual_time + taken.span)
+        queue.leave(3 * count)
+    assert (len(deadlines), sorted(deadlines)) == (count, deadlines)
 
 
 @pytest.mark.parametrize("call", [RunQueue.leave, RunQueue.put_back])

@@ -11,8 +11,7 @@ per core.
 take a fast path with few checks; the slow path handles every other case.
 
 **Bounds.** Waking, blocking, ticking and exiting cost a bounded number of heap operations. Ending a waiting entity
-marks its heap entry as stale; stale entries are removed when they surface, or when they outnumber the live ones of a
-queue with up to `COMPACTED_MAX` entries.
+marks its heap entry as stale; stale entries are removed when they surface, a few with each new one (`RunQueue`).
 
 Many functions take a `donor`: the entity whose share is scheduled. That is the entity that runs, or during a call the
 first caller in the chain (see `records.EntityDetails`).
@@ -50,7 +49,6 @@ from rota.model.lifecycle import ENTITY, EntityState
 __all__ = ["RELEASES_MAX", "CoreScheduler"]
 
 RELEASES_MAX = 64  # entities that one refill releases in one step
-COMPACTED_MAX = 2_048  # heap entries of a queue that is rebuilt in one step without its stale ones
 
 _SLEEPING, _READY = EntityState.SLEEPING, EntityState.READY
 _RUNNING, _THROTTLED = EntityState.RUNNING, EntityState.THROTTLED
@@ -341,7 +339,7 @@ class CoreScheduler:
             donor.on_fast_path = False
             out.extend(self.request_reschedule(donor.core))
         elif state is _READY:
-            left = self._remove(donor, now)
+            left = self._queues.remove(donor, now)
             self._queues.choose_payer(donor)
             if self._queues.may_stay(donor, left):
                 self._queues.enter(donor, donor.core, now, left=left)
@@ -364,17 +362,10 @@ class CoreScheduler:
         if state is _RUNNING:
             return self.pause(donor, now)
         if state is _READY:
-            return self._remove(donor, now)
+            return self._queues.remove(donor, now)
         if state is _THROTTLED:
             self._contexts.release(donor)
         return None
-
-    def _remove(self, donor: Entity, now: int) -> RunQueue | None:
-        """Remove a waiting share from its queue; return the queue, as `Queues.remove` does."""
-        left = self._queues.remove(donor, now)
-        if left is not None and left.entries <= COMPACTED_MAX:
-            left.compact()  # where nothing is picked, as in the background of a busy core, no stale entry surfaces
-        return left
 
     def replenish(self, context: ContextRecord, now: int, out: list[Decision]) -> None:
         """A refill is due: release the entities that wait for it, a bounded number at a time."""

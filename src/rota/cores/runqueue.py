@@ -17,9 +17,9 @@ Three rules order the heaps. The same sums are kept under each, so a queue can c
 
 A heap entry is one integer: the time, then the key, then the index. Comparing two entries orders by time, then by key.
 The *index* finds the schedulable in the index table; it is reused when a schedulable is gone (a key never is). An entry
-is stale when it is not the current entry of its schedulable. Stale entries are dropped when they surface, and `compact`
-rebuilds both heaps where they outnumber live ones. The least virtual time is never above the average, so under eevdf at
-least one is always eligible.
+is stale when it is not the current entry of its schedulable. Stale entries are dropped when they surface. Where nothing
+is picked, as in the background of a busy core, none does: so each that is added drops a few, once there is one for two
+live ones. The least virtual time is never above the average, so under eevdf at least one is always eligible.
 
 One that is not eligible may be in the eligible heap all the same: if it surfaces there it goes to the waiting heap. One
 with the longest span (from virtual time to deadline) of its queue never surfaces there too early, because its deadline
@@ -64,6 +64,7 @@ INDEX_BITS = 28
 INDEX_MASK = (1 << INDEX_BITS) - 1
 TAIL_BITS = 32 + INDEX_BITS  # bits of an entry below the time: the key and the index, two digits of Python's integers
 CREDIT_MAX_NS = 12_000_000  # service that one that leaves may still be owed when it returns: the longest usual slice
+SWEPT_MAX = 8  # heap entries that are looked at when one has become stale
 FORGIVEN_PART = 50  # one part in so many of the time is forgiven to those that return with a debt
 FORGIVEN_PER_NS = SCALE // FORGIVEN_PART  # weight × virtual time that may be forgiven per ns: the division is exact
 FORGIVEN_WINDOW_NS = FORGIVEN_PART * CREDIT_MAX_NS  # what was not forgiven for so long is not saved up further
@@ -156,6 +157,7 @@ class RunQueue:
         "_since_ns",
         "_span_max",
         "_stale",
+        "_swept",
         "_waiting",
         "base",
         "common",
@@ -178,6 +180,7 @@ class RunQueue:
         self._eligible: list[int] = []
         self._waiting: list[int] = []
         self._stale = 0  # stale entries in the heaps
+        self._swept = 0  # the place, counted through both heaps, up to which stale entries were dropped
         self._span_max = 0  # the longest span of those that woke here since it was empty
         self.current: Schedulable | None = None  # the running schedulable
         self._since_ns = 0  # when its slice, or its last charge, began
@@ -311,8 +314,28 @@ class RunQueue:
         self.current = None
         return None
 
+    def _add_stale(self) -> None:
+        """Count an entry that became stale; drop a few where there is one for every two live ones."""
+        self._stale += 1
+        if 2 * self._stale > len(self):
+            for _look in range(min(SWEPT_MAX, self.entries)):
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Look at the next entry of the heaps, and drop it if it is stale."""
+        place = self._swept if self._swept < self.entries else 0
+        heap, at = self._eligible, place
+        if at >= len(heap):
+            heap, at = self._waiting, at - len(heap)
+        if self._live(heap[at]) is None:
+            _remove_at(heap, at)
+            self._drop_stale()
+            self._swept = place  # another entry is there now
+        else:
+            self._swept = place + 1
+
     def _drop_stale(self) -> None:
-        """Count a stale entry that surfaced."""
+        """Count a stale entry that was dropped."""
         self._stale -= 1
         self._counters.looks += 1
 
@@ -358,7 +381,7 @@ class RunQueue:
     def start(self, schedulable: Schedulable, now: int) -> None:
         """Start a waiting schedulable out of order; none may be running."""
         schedulable.entry = NOT_QUEUED
-        self._stale += 1
+        self._add_stale()
         schedulable.last_start_ns = self._since_ns = now
         self.current = schedulable
 
@@ -418,8 +441,8 @@ class RunQueue:
     def remove(self, schedulable: Schedulable, now: int) -> None:
         """A waiting schedulable is no longer runnable. Its heap entry becomes stale."""
         schedulable.entry = NOT_QUEUED
-        self._stale += 1
         self._take_out(schedulable, self.time(now).whole, now)
+        self._add_stale()
 
     def reweigh(self, schedulable: Schedulable, weight: int, slice_ns: int, now: int) -> None:
         """Change the weight and slice of a runnable schedulable; its lag stays the same."""
@@ -433,9 +456,8 @@ class RunQueue:
         schedulable.set_share(weight, slice_ns)
         self.weighted += weight * schedulable.virtual_time
         if not runs:
-            self._stale += 1
             self._push(schedulable)
-            self.compact()
+            self._add_stale()
 
     def time(self, now: int) -> LevelTime:
         """The queue's virtual time, including the slice in progress."""
@@ -451,11 +473,6 @@ class RunQueue:
         self._rule = rule
         self._is_eevdf = rule == "eevdf"
         self._rebuild()
-
-    def compact(self) -> None:
-        """Rebuild the heaps if stale entries outnumber live ones."""
-        if self._stale > len(self):
-            self._rebuild()
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -547,3 +564,21 @@ class RunQueue:
         schedulable.virtual_time += step
         self.weighted += step * schedulable.weight
         self._since_ns = now
+
+
+def _remove_at(heap: list[int], place: int) -> None:
+    """Remove the entry at a place of a heap."""
+    entry = heap.pop()
+    if place == len(heap):
+        return
+    while place and entry < heap[above := (place - 1) // 2]:
+        heap[place] = heap[above]
+        place = above
+    while (below := 2 * place + 1) < len(heap):
+        if below + 1 < len(heap) and heap[below + 1] < heap[below]:
+            below += 1
+        if entry < heap[below]:
+            break
+        heap[place] = heap[below]
+        place = below
+    heap[place] = entry
