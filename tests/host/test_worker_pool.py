@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -45,6 +46,17 @@ def check_recovered(pool: WorkerPool) -> None:
 
 
 # --- how a call ends ----------------------------------------------------------------------------------
+
+
+def test_a_result_is_unpickled_where_it_was_received() -> None:
+    """It may be large: the CPU time in front of it is not taken off by a copy."""
+    sender, receiver = (worker_messages.WorkerConnection(sock) for sock in socket.socketpair())
+    sender.send_result(worker_messages.MessageKind.VALUE, 0.5, b"pickled")
+    _kind, payload = receiver.receive() or (None, b"")
+    cpu_s, pickled = worker_messages.unpack_result(payload)
+    assert (cpu_s, bytes(pickled), pickled.obj is payload) == (0.5, b"pickled", True)
+    for connection in (sender, receiver):
+        connection.close()
 
 
 def test_a_function_returns(pool: WorkerPool) -> None:

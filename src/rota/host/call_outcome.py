@@ -51,7 +51,7 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind == "returned"
 
 
-def outcome_of_result(kind: MessageKind, cpu_s: float, pickled: bytes) -> CallOutcome:
+def outcome_of_result(kind: MessageKind, cpu_s: float, pickled: memoryview) -> CallOutcome:
     """Return the outcome for the result message of a worker."""
     try:
         if kind is MessageKind.VALUE:

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from rota.errors import HostError
 from rota.host.main_module import load_main
 from rota.host.process_cpu import own_cpu_s
-from rota.host.worker_messages import MessageKind, WorkerConnection, pack_result
+from rota.host.worker_messages import MessageKind, WorkerConnection
 
 __all__ = ["exit_process", "fileno", "in_worker", "notices", "report", "request", "serve"]
 
@@ -164,13 +164,13 @@ def serve(sock: socket.socket) -> None:
         if kind is not MessageKind.CALL:
             continue  # a notice for a call that has ended
         before_s = own_cpu_s()
-        kind, result = _run(payload)
+        kind, pickled = _run(payload)
         _flush()
         _end_call()
-        payload = pack_result(own_cpu_s() - before_s, result)
+        cpu_s = own_cpu_s() - before_s
         with _current.send_lock:
             try:
-                connection.send(kind, payload)
+                connection.send_result(kind, cpu_s, pickled)
             except OSError:
                 return  # the caller is gone
 

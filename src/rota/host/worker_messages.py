@@ -32,7 +32,6 @@ __all__ = [
     "GarbledMessage",
     "MessageKind",
     "WorkerConnection",
-    "pack_result",
     "pickle_call",
     "unpack_result",
 ]
@@ -84,19 +83,14 @@ def pickle_call(
     return payload
 
 
-def pack_result(cpu_s: float, pickled: bytes) -> bytes:
-    """Return the payload of the message that ends a call."""
-    return _CPU_S.pack(cpu_s) + pickled
-
-
-def unpack_result(payload: bytes) -> tuple[float, bytes]:
-    """Return the CPU time of a call and its pickled result."""
+def unpack_result(payload: bytes) -> tuple[float, memoryview]:
+    """Return the CPU time of a call and its pickled result, which may be large and is not copied."""
     if len(payload) < _CPU_S.size:
         raise GarbledMessage(f"a result of {len(payload)} bytes")
     (cpu_s,) = _CPU_S.unpack_from(payload)
     if not 0 <= cpu_s < math.inf:  # false for NaN
         raise GarbledMessage(f"a result after {cpu_s} s of CPU time")
-    return cpu_s, payload[_CPU_S.size :]
+    return cpu_s, memoryview(payload)[_CPU_S.size :]
 
 
 class WorkerConnection:
@@ -113,8 +107,15 @@ class WorkerConnection:
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
         """Send one message. Raises OSError if the other side is gone."""
+        self._send(_HEADER.pack(kind, len(payload)), payload)
+
+    def send_result(self, kind: MessageKind, cpu_s: float, pickled: bytes) -> None:
+        """Send the message that ends a call, with its CPU time. Raises OSError if the other side is gone."""
+        self._send(_HEADER.pack(kind, _CPU_S.size + len(pickled)) + _CPU_S.pack(cpu_s), pickled)
+
+    def _send(self, head: bytes, payload: bytes) -> None:
         with self._sending:
-            self._socket.sendall(_HEADER.pack(kind, len(payload)) + payload)
+            self._socket.sendall(head + payload)
 
     def try_send(self, kind: MessageKind, payload: bytes) -> bool:
         """Send one small message unless the connection is blocked. Return whether it was sent."""

@@ -114,7 +114,7 @@ class WorkerCall:
                 self._outcome = outcome_of_result(*result)
         return self._outcome
 
-    def _wait_for_result(self) -> tuple[MessageKind, float, bytes] | None:
+    def _wait_for_result(self) -> tuple[MessageKind, float, memoryview] | None:
         during = (MessageKind.REPORT, MessageKind.REQUEST)
         try:
             while (message := self._worker.connection.receive()) is not None and message[0] in during:
