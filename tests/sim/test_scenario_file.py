@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rota.errors import ScenarioInvalid
+from rota.errors import RotaError, ScenarioInvalid
+from rota.sim.build import build_simulation
 from rota.sim.scenario import SCENARIO_BYTES_MAX, load_scenario, parse_scenario
 
 GOOD = """
@@ -31,6 +32,10 @@ context = "cap"
 cores = [0, 1]
 weight = 2.5
 """
+OFFLINE = "[[event]]\nat_ms = 3\ndo = 'core_offline'\ncore = {}\n"
+LEASE = '[[lease]]\nname = "l"\nowner = "web"\ncores = [1]\ncontext = "cap"\n'
+ISLAND = '[[island]]\nname = "i"\ncontexts = ["cap"]\n'
+REVOKE = '[[event]]\nat_ms = 1\ndo = "revoke_context"\nname = "cap"\n'
 
 
 def test_a_good_file_is_read_as_it_is_written() -> None:
@@ -80,6 +85,24 @@ def test_a_good_file_is_read_as_it_is_written() -> None:
         (("weight = 2.5", '[[event]]\nat_ms=1\ndo="core_offline"'), r"event\[0\].core is missing"),
         (("weight = 2.5", '[[event]]\nat_ms=1\ndo="exit"\nname="x"'), r"event\[0\].name is 'x'"),
         (("weight = 2.5", '[[event]]\nat_ms=99\ndo="service_lost"'), r"event\[0\].at_ms must be from 0 to 10"),
+        (
+            ("weight = 2.5", '[[event]]\nat_ms=9\ndo="service_lost"\nname="x"'),
+            r"event\[0\].name is not allowed: service_",
+        ),
+        (("weight = 2.5", f"{REVOKE}{REVOKE}"), r"event\[0\].name is 'cap', which is revoked twice"),
+        (("weight = 2.5", f"{ISLAND}{REVOKE}"), r"event\[0\].name is 'cap', a context of an island"),
+        (
+            ("weight = 2.5", ISLAND + ISLAND.replace('"i"', '"j"')),
+            r"island\[1\].contexts names 'cap', which island 'i' has",
+        ),
+        (
+            ("weight = 2.5", f"{ISLAND}leases=['l']\n{LEASE}at_ms=1"),
+            r"lease\[0\].at_ms is not allowed: it is granted with",
+        ),
+        (("weight = 2.5", f"{LEASE}at_ms=11"), r"lease\[0\].at_ms must be from 0 to 10, not 11"),
+        (("weight = 2.5", f"{LEASE}at_ms=-1"), r"lease\[0\].at_ms must be from 0 to 10, not -1"),
+        (("weight = 2.5", "slice_us = 99"), r"thread\[1\].slice_us must be from 100 to 100,000, not 99"),
+        (("cores = [0, 1]", "cores = [1, 1]"), r"thread\[1\].cores names a core twice"),
         (("weight = 2.5", "weight = = 3"), "is not TOML: Invalid value"),
     ],
 )
@@ -104,7 +127,7 @@ def test_a_lease_is_revoked_only_when_it_is_granted_and_alone() -> None:
     with pytest.raises(ScenarioInvalid, match=r"event\[0\].name is 'l', which is granted only at 5 ms"):
         parse_scenario(GOOD + lease + revoked.format(4))
     assert parse_scenario(GOOD + lease + revoked.format(5)).event[0].name == "l"
-    island = '[[island]]\nname = "i"\ncontexts = ["cap"]\nleases = ["l"]\n'
+    lease, island = lease.replace("at_ms = 5", ""), '[[island]]\nname = "i"\ncontexts = ["cap"]\nleases = ["l"]\n'
     with pytest.raises(ScenarioInvalid, match=r"event\[0\].name is 'l', a lease of an island"):
         parse_scenario(GOOD + lease + island + revoked.format(5))
 
@@ -125,8 +148,29 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         load_scenario(binary)
     large = tmp_path / "large.toml"
     large.write_bytes(b"#" * (SCENARIO_BYTES_MAX + 1))
-    with pytest.raises(ScenarioInvalid, match="the maximum is 1,048,576"):
+    with pytest.raises(ScenarioInvalid, match="the maximum, which is 1,048,576 bytes"):
         load_scenario(large)
+    with pytest.raises(ScenarioInvalid, match="/dev/zero is larger than the maximum"):
+        load_scenario(Path("/dev/zero"))
     good = tmp_path / "good.toml"
     good.write_text(GOOD)
     assert load_scenario(good).cores == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ISLAND + "memory_bytes = 5", r"island\[0\]: island i does not fit: memory in bytes: 5 needed, 0 available"),
+        (ISLAND + "slots = -1", r"island\[0\]: RealtimeIsland.slots must lie from 0"),
+        (
+            "[[context]]\nname = 'b'\nbudget_us = 1\nperiod_us = 9\nendpoint = -1",
+            r"context\[1\]: SchedulingContext.timeout",
+        ),
+        (LEASE + "at_ms = 4\n" + LEASE.replace('"l"', '"m"'), r"lease\[0\] at 4 ms: .* cores 1 are not free"),
+        (OFFLINE.format(0) + OFFLINE.format(1), r"event\[1\] at 3 ms: the last core cannot go offline"),
+    ],
+)
+def test_what_is_refused_later_says_where_it_is_in_the_file(text: str, words: str) -> None:
+    scenario = parse_scenario(GOOD + text)
+    with pytest.raises(RotaError, match=words):
+        build_simulation(scenario).run(10_000_000)

@@ -7,13 +7,15 @@ with real hosts. The built-in service answers from the profile table, `answer_us
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
 from rota.cores import Capacity, CoresEngine, CpuIsolationLease, Handle, IslandPlan, RealtimeIsland, SchedulingContext
 from rota.cores.events import CoreOffline, CoreOnline, Decision, RevokeLease, ServiceLost
 from rota.cores.runqueue import Rule
+from rota.errors import RotaError
 from rota.model.budgets import mask_of
 from rota.policy.contract import Policy
 from rota.service.core_policy import CorePolicy
@@ -55,6 +57,16 @@ def apply_policy(simulation: Simulation, policy: Policy, every_ns: int, *, seed:
     simulation.schedule(0, arrange)
 
 
+@contextmanager
+def _errors_of(place: str) -> Iterator[None]:
+    """Say in an error where in the scenario it arose."""
+    try:
+        yield
+    except RotaError as problem:
+        problem.message = f"{place}: {problem.message}"
+        raise
+
+
 class _Builder:
     """Maps the names of a scenario to numbers and handles of the engine."""
 
@@ -86,14 +98,16 @@ class _Builder:
         for group in scenario.group:
             self._engine.add_group(group.name, weight=weight_of(group.weight), latency_class=group.latency)
         in_islands = {name for island in scenario.island for name in island.contexts}
-        for context in scenario.context:
+        for at, context in enumerate(scenario.context):
             if context.name not in in_islands:
-                self._handles[context.name] = self._admission.admit(context.name, self._context(context))
+                with _errors_of(f"context[{at}]"):
+                    self._handles[context.name] = self._admission.admit(context.name, self._context(context))
         for thread in scenario.thread:
             self._add(thread)
         self._connect_callers()
-        for number, island in enumerate(scenario.island, 1):
-            self._admit(number, island)
+        for at, island in enumerate(scenario.island):
+            with _errors_of(f"island[{at}]"):
+                self._admit(at + 1, island)
         self._bind_all()
         self._schedule_events()
         return self._simulation
@@ -201,11 +215,18 @@ class _Builder:
 
     def _schedule_events(self) -> None:
         in_islands = {name for island in self._scenario.island for name in island.leases}
-        for lease in self._scenario.lease:
+        for at, lease in enumerate(self._scenario.lease):
             if lease.name not in in_islands:
-                self._simulation.schedule(lease.at_ms * MS, partial(self._grant, lease))
-        for event in self._scenario.event:
-            self._simulation.schedule(event.at_ms * MS, self._action(event))
+                self._schedule(f"lease[{at}]", lease.at_ms, partial(self._grant, lease))
+        for at, event in enumerate(self._scenario.event):
+            self._schedule(f"event[{at}]", event.at_ms, self._action(event))
+
+    def _schedule(self, place: str, at_ms: int, action: Callable[[], Sequence[Decision]]) -> None:
+        def act() -> Sequence[Decision]:
+            with _errors_of(f"{place} at {at_ms:,} ms"):
+                return action()
+
+        self._simulation.schedule(at_ms * MS, act)
 
     def _grant(self, spec: LeaseSpec) -> Sequence[Decision]:
         self._leases[spec.name], decisions = self._admission.lease(self._lease(spec))

@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from rota.cores.accounts import LatencyClass
+from rota.cores.accounts import SLICE_MAX_NS, SLICE_MIN_NS, LatencyClass
 from rota.cores.runqueue import Rule
 from rota.errors import ScenarioInvalid
 from rota.model.budgets import CORES_MAX, Criticality, OverrunPolicy
@@ -234,10 +234,11 @@ class Scenario(_Table, frozen=True, kw_only=True):
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario from a file."""
     try:
-        size = path.stat().st_size
-        if size > SCENARIO_BYTES_MAX:
-            raise ScenarioInvalid(f"{path} is {size:,} bytes; the maximum is {SCENARIO_BYTES_MAX:,}")
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            body = file.read(SCENARIO_BYTES_MAX + 1)  # no more: a device has no size and may not end
+        if len(body) > SCENARIO_BYTES_MAX:
+            raise ScenarioInvalid(f"{path} is larger than the maximum, which is {SCENARIO_BYTES_MAX:,} bytes")
+        text = body.decode("utf-8")
     except OSError as problem:
         raise ScenarioInvalid(f"{path} cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:
@@ -285,11 +286,7 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
     yield from _outside("thread count", sum(thread.count for thread in scenario.thread), 1, THREADS_MAX)
     for at, lease in enumerate(scenario.lease):
         yield from _lease(f"lease[{at}]", lease, scenario)
-    for at, island in enumerate(scenario.island):
-        for name in island.contexts:
-            yield from _known(f"island[{at}].contexts", name, scenario.context)
-        for name in island.leases:
-            yield from _known(f"island[{at}].leases", name, scenario.lease)
+    yield from _islands(scenario)
     for at, event in enumerate(scenario.event):
         yield from _event(f"event[{at}]", event, scenario)
 
@@ -317,16 +314,15 @@ def _thread(place: str, thread: ThreadSpec, scenario: Scenario) -> Iterator[tupl
     yield from _outside(f"{place}.count", thread.count, 1, THREADS_MAX)
     yield from _outside(f"{place}.start_ms", thread.start_ms, 0, scenario.duration_ms)
     yield from _weight(f"{place}.weight", thread.weight)
+    if thread.slice_us is not None:
+        yield from _outside(f"{place}.slice_us", thread.slice_us, SLICE_MIN_NS // 1_000, SLICE_MAX_NS // 1_000)
     yield from _known(f"{place}.group", thread.group, scenario.group)
     yield from _known(f"{place}.context", thread.context, scenario.context)
     yield from _cores(f"{place}.cores", thread.cores, scenario)
     for field in ("work_us", "sleep_us", "every_us", "server", "serve_us"):
-        value, needed = getattr(thread, field), field in _KIND_FIELDS[thread.kind]
-        if needed and value is None:
-            yield f"{place}.{field}", f"is missing: a {thread.kind} requires it"
-        elif value is not None and not needed:
-            yield f"{place}.{field}", f"is not allowed: a {thread.kind} has none"
-        elif value is not None and field != "server":
+        value = getattr(thread, field)
+        yield from _needed(f"{place}.{field}", value, f"a {thread.kind}", field in _KIND_FIELDS[thread.kind])
+        if value is not None and field != "server":
             yield from _span(f"{place}.{field}", value)
     if thread.server is not None:
         servers = [one for one in scenario.thread if one.kind == "server"]
@@ -338,29 +334,50 @@ def _lease(place: str, lease: LeaseSpec, scenario: Scenario) -> Iterator[tuple[s
     yield from _known(f"{place}.context", lease.context, scenario.context)
     yield from _cores(f"{place}.cores", lease.cores, scenario)
     yield from _cores(f"{place}.housekeeping", lease.housekeeping, scenario)
+    yield from _outside(f"{place}.at_ms", lease.at_ms, 0, scenario.duration_ms)
+    if lease.at_ms and any(lease.name in island.leases for island in scenario.island):
+        yield f"{place}.at_ms", "is not allowed: it is granted with its island"
     if not lease.cores:
         yield f"{place}.cores", "must name at least one core"
+
+
+def _islands(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    for field, defined in (("contexts", scenario.context), ("leases", scenario.lease)):
+        islands: dict[str, str] = {}  # by what belongs to them
+        for at, island in enumerate(scenario.island):
+            for name in getattr(island, field):
+                yield from _known(f"island[{at}].{field}", name, defined)
+                if name in islands:
+                    yield f"island[{at}].{field}", f"names {name!r}, which island {islands[name]!r} has"
+                islands[name] = island.name
 
 
 def _event(place: str, event: EventSpec, scenario: Scenario) -> Iterator[tuple[str, str]]:
     yield from _outside(f"{place}.at_ms", event.at_ms, 0, scenario.duration_ms)
     named = {"exit": scenario.thread, "revoke_context": scenario.context, "revoke_lease": scenario.lease}.get(event.do)
-    if event.do in ("core_offline", "core_online"):
-        if event.core is None:
-            yield f"{place}.core", f"is missing: {event.do} requires it"
-        else:
-            yield from _cores(f"{place}.core", (event.core,), scenario)
-    if named is not None:
-        if event.name is None:
-            yield f"{place}.name", f"is missing: {event.do} requires it"
-        yield from _known(f"{place}.name", event.name, named)
-    if event.do == "revoke_lease":
+    yield from _needed(f"{place}.core", event.core, event.do, event.do in ("core_offline", "core_online"))
+    yield from _needed(f"{place}.name", event.name, event.do, named is not None)
+    yield from _cores(f"{place}.core", () if event.core is None else (event.core,), scenario)
+    yield from _known(f"{place}.name", event.name, named or ())
+    if event.do in ("revoke_context", "revoke_lease"):
         yield from _revocable(f"{place}.name", event, scenario)
 
 
+def _needed(place: str, value: object, of: str, is_needed: bool) -> Iterator[tuple[str, str]]:
+    if is_needed and value is None:
+        yield place, f"is missing: {of} requires it"
+    elif value is not None and not is_needed:
+        yield place, f"is not allowed: {of} has none"
+
+
 def _revocable(place: str, event: EventSpec, scenario: Scenario) -> Iterator[tuple[str, str]]:
-    if any(event.name in island.leases for island in scenario.island):
-        yield place, f"is {event.name!r}, a lease of an island: it ends with the island"
+    what = event.do.removeprefix("revoke_")
+    if any(event.name in getattr(island, f"{what}s") for island in scenario.island):
+        yield place, f"is {event.name!r}, a {what} of an island: it ends with the island"
+    if [(one.do, one.name) for one in scenario.event].count((event.do, event.name)) > 1:
+        yield place, f"is {event.name!r}, which is revoked twice"
+    if what == "context":
+        return
     granted_ms = next((lease.at_ms for lease in scenario.lease if lease.name == event.name), 0)
     if event.at_ms < granted_ms:
         yield place, f"is {event.name!r}, which is granted only at {granted_ms:,} ms"
@@ -386,6 +403,8 @@ def _cores(place: str, cores: tuple[int, ...], scenario: Scenario) -> Iterator[t
     for core in cores:
         if not 0 <= core < scenario.cores:
             yield place, f"names core {core}; cores are 0 to {scenario.cores - 1}"
+    if len(set(cores)) != len(cores):
+        yield place, "names a core twice"
 
 
 def _known(place: str, name: str | None, among: Any) -> Iterator[tuple[str, str]]:
