@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.run_cpu import NO_GROUPS, RunCpu, run_cpu
 from rota.fleet.runners.callable import CallableRunner
 from rota.fleet.runners.command import CommandRunner
+from rota.fleet.runners.cpu_hold import CpuHold
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.cgroup_mounts import hierarchies
 from rota.host.cgroups import Cgroups
@@ -107,6 +109,25 @@ def test_changed_settings_are_read_once_for_runs_in_groups_and_those_held_by_sig
     resources.quotas.release(session)
     resources.cpu_groups.leave(group)
     assert len(reads) == 1
+
+
+@pytest.mark.skipif(len(USABLE) < 2, reason="one core is always the same")
+@pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False], ids=["groups", "none"])
+def test_changed_cores_apply_to_a_program_that_runs(resources: RunnerResources, use_groups: bool) -> None:
+    """More of them, fewer, some where there were none before, and all again."""
+    cpu, one, other = asked(weight=1), str(min(USABLE)), str(CORE)
+    (owner,) = cpu.owners
+    hold = CpuHold(resources, assignment(shell("sleep 60")), cpu, [], use_groups=use_groups)
+    session = resources.reaper.spawn(Command(argv=("sleep", "60")), group=hold.group)
+    hold.started(session)
+    found = []
+    for cores in (one, f"{one},{other}", other, None):
+        resources.cpu_changed(owner.key, partial(owner._replace, cpu=CpuSettings(weight=1, cores=cores)))
+        found.append(allowed_cores(session.pid))
+    session.kill()
+    session.wait()
+    hold.end(session)
+    assert found == [{min(USABLE)}, {min(USABLE), CORE}, {CORE}, USABLE]
 
 
 def test_without_groups_a_program_is_nice_and_says_what_is_only_cooperative(

@@ -55,7 +55,7 @@ CPU_FEATURES: tuple[Limit, ...] = ("weight", "quota", "cores")
 PERIOD_US = 100_000  # of a group without a quota
 NICE_STEP = 1.25  # one level of niceness is worth this factor, in the operating system's table
 SENSITIVE_NS, BATCH_NS = 750_000, 12_000_000  # the time slices that a class asks for
-_FOR_AN_OWNER: tuple[Feature, ...] = ("weight",)
+_FOR_AN_OWNER: tuple[Feature, ...] = ("weight", "cores")  # its settings may get any of them while runs are in progress
 _FOR_A_RUN: tuple[Feature, ...] = ("weight", "freeze", "kill", "cpu_usage")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from rota.errors import HostError
 from rota.fleet.run_cpu import NO_GROUPS, RunCpu, unscheduled
 from rota.fleet.runners.contract import Assignment
@@ -12,7 +14,7 @@ from rota.host.advisory import Advisory
 from rota.host.capabilities import allowed_policies
 from rota.host.cgroups import ControlGroup
 from rota.host.cpu_enforcement import Where
-from rota.host.cpu_groups import run_scheduling
+from rota.host.cpu_groups import CpuOwner, run_scheduling
 from rota.host.session import Session
 
 __all__ = ["CpuHold"]
@@ -47,6 +49,7 @@ class CpuHold:
         self.scheduling = cpu.scheduling(self._support) if where == "program" else run_scheduling(cpu.own)
         self.cores = cpu.affinity(self._support)
         self._quotas = cpu.signalled_quotas(self._support) if where == "program" else {}
+        self._session: Session | None = None
         if where == "process":
             self._report(self._denied())
 
@@ -63,12 +66,26 @@ class CpuHold:
         """The session runs."""
         if self._quotas:
             self._resources.quotas.hold(session, self._quotas)
+        self._session = session
+        self._resources.watch_cpu(self._change, frozenset(owner.key for owner in self._cpu.owners))
         confinement, allowed = self._cpu.confinement, self._cpu.allowed
         if confinement is not None and self._cpu.leased is not None:
             confinement.hold(session.pid, self._cpu.leased)
         elif confinement is not None and allowed is not None:
             confinement.started(session.pid, allowed)
         self._report({}, session.advisories)
+
+    def _change(self, owner: CpuOwner) -> None:
+        """The settings of its project or its agent were changed: its processes may use other cores from now on."""
+        before = self._cpu
+        owners = tuple(owner if each.key == owner.key else each for each in before.owners)
+        self._cpu = after = msgspec.structs.replace(before, owners=owners)
+        session = self._session
+        if session is None or session.exit is not None or after.leased is not None or not after.has_cores:
+            return
+        if after.allowed != before.allowed:
+            cores = after.usable if after.allowed is None else after.allowed
+            self._resources.confinement.started(session.pid, cores)
 
     def _report(self, denied: dict[str, str], refused: Iterable[Advisory] = ()) -> None:
         """Say what is enforced and what is not."""
@@ -87,6 +104,7 @@ class CpuHold:
 
     def end(self, session: Session | None = None) -> None:
         """The session has ended, or was never started."""
+        self._resources.forget_cpu(self._change)
         if session is not None and self._quotas:
             self._resources.quotas.release(session)
         if session is not None and self._cpu.confinement is not None:

@@ -51,6 +51,7 @@ class RunnerResources:
         self._cpu_groups: CpuGroups | None = None
         self._quotas: QuotaSignals | None = None
         self._confinement: Confinement | None = None
+        self._on_cpu_change: dict[Callable[[CpuOwner], None], frozenset[str]] = {}  # of runs, with keys of their owners
 
     @property
     def reaper(self) -> ReaperClient:
@@ -87,6 +88,17 @@ class RunnerResources:
             groups.change(owner())
         if quotas is not None and quotas.has(key):
             quotas.change(key, owner().cpu.budget)
+        for change, keys in list(self._on_cpu_change.items()):
+            if key in keys:
+                change(owner())
+
+    def watch_cpu(self, change: Callable[[CpuOwner], None], keys: frozenset[str]) -> None:
+        """A run has started: call this when the settings of one of these owners are changed."""
+        self._on_cpu_change[change] = keys
+
+    def forget_cpu(self, change: Callable[[CpuOwner], None]) -> None:
+        """The run has ended."""
+        self._on_cpu_change.pop(change, None)
 
     @property
     def quotas(self) -> QuotaSignals:
