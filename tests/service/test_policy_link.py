@@ -374,6 +374,10 @@ HOSTILE: dict[str, tuple[Profile, Profile]] = {
         Profile(budget_ns=1, period_ns=3_600_000 * MS),
         Profile(budget_ns=10 * MS, period_ns=1_000 * MS),
     ),
+    "a nanosecond every nanosecond": (
+        Profile(budget_ns=1, period_ns=1),
+        Profile(budget_ns=900_000, period_ns=MS),
+    ),
     "a kill": (Profile(budget_ns=50 * MS, overrun="kill"), Profile(budget_ns=50 * MS, overrun="throttle")),
 }
 

@@ -79,6 +79,7 @@ class ProfileLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     criticality_max: Criticality = "normal"  # above it, a profile reserves time
     budget_ppm_min: int = 10_000  # of the period: a hundredth
     budget_ppm_max: int = 900_000
+    period_min_ns: int = MS  # each refill is work for the engine
     period_max_ns: int = 1_000 * MS  # the longest that an entity may wait for a refill
     overruns: tuple[OverrunPolicy, ...] = ("throttle", "demote", "notify")  # others become the first one
 
@@ -90,7 +91,8 @@ class ProfileLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _limit_checks.one_of("criticality_max", self.criticality_max, highest)
         _limit_checks.whole("budget_ppm_min", self.budget_ppm_min, 0, PPM)
         _limit_checks.whole("budget_ppm_max", self.budget_ppm_max, max(1, self.budget_ppm_min), PPM)
-        _limit_checks.whole("period_max_ns", self.period_max_ns, MS)
+        _limit_checks.whole("period_min_ns", self.period_min_ns, 1)
+        _limit_checks.whole("period_max_ns", self.period_max_ns, max(MS, self.period_min_ns))
         if not self.overruns:
             raise _limit_checks.refuse("overruns", "must name at least one overrun policy")
         for overrun in self.overruns:
@@ -99,10 +101,11 @@ class ProfileLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def clamp(self, profile: Profile) -> Profile:
         """Return the profile with every field moved into the limits."""
         lowest, highest = CRITICALITIES.index(self.criticality_min), CRITICALITIES.index(self.criticality_max)
-        period_ns, budget_ns = min(profile.period_ns, self.period_max_ns), profile.budget_ns
+        period_ns = min(max(profile.period_ns, self.period_min_ns), self.period_max_ns)
+        budget_ns = profile.budget_ns
         if budget_ns is not None:
             low, high = (period_ns * ppm // PPM for ppm in (self.budget_ppm_min, self.budget_ppm_max))
-            scaled = budget_ns * period_ns // profile.period_ns  # the same share of a shorter period
+            scaled = budget_ns * period_ns // profile.period_ns  # the same share of the period
             budget_ns = max(1, min(max(scaled, low), high))
         return Profile(
             weight=min(max(profile.weight, self.weight_min), self.weight_max),
