@@ -410,3 +410,45 @@ name = "mixer"
 kind = "hog"
 context = "mix"
 """
+
+
+CALLER_ENDS = """
+cores = 2
+duration_ms = 20
+seed = 64
+[[context]]
+name = "little"
+budget_us = 50
+period_us = 5000
+[[group]]
+name = "servers"
+context = "little"
+[[thread]]
+name = "server"
+kind = "server"
+group = "servers"
+[[thread]]
+name = "caller"
+kind = "caller"
+work_us = 2053
+sleep_us = 1000
+server = "server"
+serve_us = 100
+[[thread]]
+name = "busy"
+kind = "periodic"
+work_us = 3203
+every_us = 23723
+count = 5
+[[event]]
+at_ms = AT
+do = "exit"
+name = "caller"
+"""
+
+
+@pytest.mark.parametrize("at_ms", range(2, 10))
+def test_a_caller_may_end_before_its_server_has_started_the_call(at_ms: int) -> None:
+    simulation = build_simulation(parse_scenario(CALLER_ENDS.replace("AT", str(at_ms))))
+    simulation.run(20_000_000)
+    assert [thread.name for thread, _account in simulation.ended] == ["caller"]

@@ -149,8 +149,8 @@ class ServerThread(SimThread):
         self.requests: deque[tuple[int, int]] = deque()  # calls not started yet: caller, work in ns
 
     def begin(self, _now: int) -> None:
-        """Start the oldest call."""
-        _, self.remaining_ns = self.requests.popleft()
+        """Start the oldest call. If its caller ended before it was started, there is nothing to do but to reply."""
+        _, self.remaining_ns = self.requests.popleft() if self.requests else (0, 0)
 
     def forget(self, caller: int) -> None:
         """Drop the calls of a caller that ended."""
