@@ -390,7 +390,8 @@ def test_a_refused_policy_is_reported_and_the_command_runs() -> None:
     assert done.returncode == 0, done.stderr
     (one,) = msgspec.json.decode(done.stdout, type=DriverReport).processes
     assert [(each.setting, each.state) for each in one.settings] == [("realtime", "refused")]
-    assert one.advisories == ()  # the reason is given once
+    assert one.settings[0].how.startswith("this machine does not allow it to this user; root, CAP_SYS_NICE or ")
+    assert one.advisories == ()  # it is told once
 
 
 @both_ways

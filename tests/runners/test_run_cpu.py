@@ -260,6 +260,7 @@ def test_a_policy_is_reported_as_the_kernel_has_it(
     is_in_force = "SCHED_FIFO" in channel.log_tail()
     assert any("realtime = fifo:3 is enforced" in told for told in channel.enforced) == is_in_force
     assert any("realtime = fifo:3 is refused" in told for told in channel.advisories) != is_in_force
+    assert not any(told.startswith("scheduling") for told in channel.advisories)  # it is told once, with its reason
 
 
 @needs_groups

@@ -30,7 +30,7 @@ import msgspec
 
 from rota.clock import AwakeClock
 from rota.errors import CommandInvalid, ContextExists, ContextInvalid, NotFound
-from rota.fleet.run_cpu import NO_GROUPS, unscheduled
+from rota.fleet.run_cpu import NO_GROUPS, unscheduled, without_scheduling
 from rota.host.capabilities import allowed_policies
 from rota.host.cgroup_files import Feature, GroupLimits
 from rota.host.cgroups import Backend, Cgroups, ControlGroup, FeatureSupport
@@ -92,9 +92,8 @@ class _Running:
         self.grant = grant
         self.session = session
         self.group = group
-        # what was refused of its scheduling is said of the setting that asked for it
-        own = [each for each in session.advisories if each.what != "scheduling"]
-        self.advisories = [*map(str, own), *map(str, group.advisories if group else ())]
+        told = without_scheduling(session.advisories)
+        self.advisories = [*map(str, told), *map(str, group.advisories if group else ())]
         self.missing: dict[str, str] = {}  # settings that the kernel did not take, with the reason
 
     def cpu_ns(self) -> int:

@@ -23,7 +23,16 @@ from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_core
 from rota.model.ray import RAY
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
 
-__all__ = ["NO_GROUPS", "RunCpu", "agent_owner", "project_owner", "run_cpu", "unscheduled", "where_of"]
+__all__ = [
+    "NO_GROUPS",
+    "RunCpu",
+    "agent_owner",
+    "project_owner",
+    "run_cpu",
+    "unscheduled",
+    "where_of",
+    "without_scheduling",
+]
 
 _ON_THREADS = ("graph", "hook")  # runners whose runs are on threads of the supervisor
 
@@ -223,6 +232,11 @@ def unscheduled(
         if not support["weight"].works:  # it is niceness
             found["weight"] = each.why
     return found
+
+
+def without_scheduling(advisories: Iterable[Advisory]) -> list[Advisory]:
+    """Leave out those that `unscheduled` turns into states of settings, perhaps with another reason."""
+    return [each for each in advisories if each.what != "scheduling"]
 
 
 def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:

@@ -148,7 +148,8 @@ def denied_policies(granted: Collection[str], *, in_group: bool, on_all_cores: b
     `granted` are those that this machine allows to this user outside of groups (capabilities.py), and `in_group` says
     whether the process is in a group without CPU time for fifo and rr (`Cgroups.gives_realtime`).
     """
-    denied = {name: "this machine does not allow it to this user" for name in POLICIES if name not in granted}
+    why = "this machine does not allow it to this user; root, CAP_SYS_NICE or a raised limit may be needed"
+    denied = {name: why for name in POLICIES if name not in granted}
     if in_group:
         why = "the kernel gives groups of version 1 no CPU time for it (cpu.rt_runtime_us is 0)"
         denied = {"fifo": why, "rr": why, **denied}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rota.errors import HostError
-from rota.fleet.run_cpu import NO_GROUPS, RunCpu, unscheduled
+from rota.fleet.run_cpu import NO_GROUPS, RunCpu, unscheduled, without_scheduling
 from rota.fleet.runners.contract import Assignment
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.advisory import Advisory
@@ -62,8 +62,8 @@ class CpuHold:
             self._advisories.append(problem.message)
             return None
 
-    def started(self, session: Session) -> None:
-        """The session runs."""
+    def started(self, session: Session) -> list[Advisory]:
+        """The session runs. Return its advisories that are not about these settings."""
         if self._quotas:
             self._resources.quotas.hold(session, self._quotas)
         self._session = session
@@ -74,6 +74,7 @@ class CpuHold:
         elif confinement is not None and allowed is not None:
             confinement.started(session.pid, allowed)
         self._report({}, session.advisories)
+        return without_scheduling(session.advisories)
 
     def _change(self, owner: CpuOwner) -> None:
         """The settings of its project or its agent were changed: its processes may use other cores from now on."""

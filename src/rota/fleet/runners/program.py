@@ -326,10 +326,8 @@ class Program:
     def wait_started(self) -> None:
         """Wait until the program runs; raise the error if it could not be started."""
         self.session.wait_started()
-        # what was refused of its scheduling is said of the `cpu` setting that asked for it
-        self.advisories += [str(each) for each in self.session.advisories if each.what != "scheduling"]
-        if self._hold is not None:
-            self._hold.started(self.session)
+        told = self.session.advisories if self._hold is None else self._hold.started(self.session)
+        self.advisories += map(str, told)
 
     def is_held_up(self, cpu_s: float) -> bool:
         """Whether it would run if it could, and has used less CPU time than this."""
