@@ -24,6 +24,7 @@ from rota.model.cpu import CpuSettings
 from rota.model.work import Backoff, RestartPolicy
 from rota.service import outages
 from rota.service.core_grants import grant, this_host
+from rota.store import Statement
 from rota.testing import InMemoryRota
 from tests.daemon.harness import serving
 
@@ -87,6 +88,10 @@ def test_an_entry_whose_cores_were_refused_says_so_and_not_that_its_time_has_not
         assert left.kind == "delayed"
         assert left.why.startswith("the cores that it asks for are refused: ")
         assert f"is leased by entry {held.sched_id} (holder)" in left.why
+        rota.api.queue.change(left.sched_id, runnable_at=rota.api.clock.now() + 600)
+        rota.kernel.store.write(lambda tx: tx.run(Statement("t", "Spoil it.", "UPDATE core_grants SET body = '{'")))
+        (left,) = (one for one in rota.run(until_idle=True, horizon_s=0).waiting if one.agent == "waiter")
+        assert left.why == "its time has not come"  # and nothing fails
 
 
 def test_what_cannot_run_is_named_and_not_waited_for(rota: InMemoryRota) -> None:

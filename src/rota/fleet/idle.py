@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rota.errors import NotFound
+from rota.errors import NotFound, StoreCorrupt
 from rota.fleet.hook_rules import HOOK_KIND
 from rota.fleet.run_summary import StillWaiting, WaitKind
 from rota.kernel import EntryGroup
@@ -146,10 +146,11 @@ class IdleCheck:
 
     def _refused_cores(self) -> dict[int, str]:
         """Return what is told of the entries that wait only because their cores were refused: to be tried again."""
-        return {
-            each.sched_id: f"the cores that it asks for are refused: {each.reason}"
-            for each in self._api.cores.status().refused
-        }
+        try:
+            refused = self._api.cores.status().refused
+        except StoreCorrupt:  # a grant cannot be read: `rota db check` reports it
+            return {}
+        return {each.sched_id: f"the cores that it asks for are refused: {each.reason}" for each in refused}
 
     def _ready(self, group: EntryGroup, now: float) -> _Left:
         """A group that is ready, but was not claimed."""
