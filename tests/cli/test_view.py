@@ -161,10 +161,10 @@ def test_a_view_goes_on_after_an_outage_of_the_store(socket_folder: Path) -> Non
     with PostgresServer(socket_folder / "pg") as server:
         kernel = Kernel(store.open(f"{server.dsn()}&schema=rota"))
         pid = kernel.agents.create("reader")
-        with _Watched(Dispatcher(kernel), console=console) as view:
+        with _Watched(Dispatcher(kernel), console=console):
             server.stop()
             for _ in range(views.FAILURES_MAX + 1):
-                assert view.away.acquire(timeout=PATIENCE_S)
+                assert _Watched.away.acquire(timeout=PATIENCE_S)
             server.start()
             kernel.queue.enqueue(ScheduleSpec(pid))
             kernel.queue.claim(worker_id="w")

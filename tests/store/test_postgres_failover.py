@@ -163,7 +163,7 @@ def test_commits_are_heard_of_whose_numbers_were_given_before_the_failover_too(p
     watcher.store.on_change(heard.set, foreign_only=True)
     with ThreadPoolExecutor() as pool:
         claim = pool.submit(lambda: worker.queue.claim(worker_id="worker", wait_s=PATIENCE_S))
-        while not worker.store.parked:
+        while not worker.store.parked:  # type: ignore[attr-defined]  # a PostgresStore
             pass
         pair.primary.stop(signal.SIGKILL)
         pair.standby.start()
