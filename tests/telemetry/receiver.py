@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+PATIENCE_S = 20.0
 MESSAGES: dict[str, tuple[Any, Any]] = {
     "/v1/traces": (ExportTraceServiceRequest, ExportTraceServiceResponse),
     "/v1/metrics": (ExportMetricsServiceRequest, ExportMetricsServiceResponse),
@@ -47,6 +48,12 @@ class Collector:
             self.headers.append(headers)
         self.arrived.set()
         return bytes(response().SerializeToString())
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Wait until what has arrived makes a condition true."""
+        while not happened():
+            assert self.arrived.wait(PATIENCE_S), "nothing more has arrived"
+            self.arrived.clear()
 
     @property
     def spans(self) -> list[Any]:

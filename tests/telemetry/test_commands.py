@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from rota import store
+from rota.cli.otel import _export
 from rota.clock import ManualClock
 from rota.fleet import load_fleet
 from rota.fleet.config.apply import apply_fleet
@@ -24,6 +27,7 @@ from rota.telemetry import ApiSource, StoreSource, hold_exporter_lock
 from tests.cli.conftest import path, rota
 from tests.cli.shell import Shell
 from tests.daemon.harness import Process
+from tests.postgres_server import PostgresServer
 from tests.stores import database_url, store_kind
 from tests.telemetry.perfetto_messages import BEGIN, read_trace
 from tests.telemetry.receiver import Collector, attributes, collector
@@ -137,6 +141,42 @@ def test_what_is_in_the_journal_is_sent_once(
     assert "exclude each other" in rota("otel", "--from-start", "--from-now").err
     with hold_exporter_lock(address, threading.Event()):
         assert "another process exports" in rota("otel", "--once").err
+
+
+def has_ended(receiver: Collector, sched_id: int) -> bool:
+    """Whether the run of an entry was sent."""
+    runs = [attributes(span) for span in receiver.spans if span.name == "process coder"]
+    return str(sched_id) in [run["messaging.message.id"] for run in runs]
+
+
+def test_an_exporter_goes_on_after_the_server_was_restarted(
+    receiver: Collector, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    stop = threading.Event()
+    with PostgresServer(socket_folder / "pg") as server, ThreadPoolExecutor() as pool:
+        url = f"{server.dsn()}&schema=rota"
+        kernel = Kernel(store.open(url))
+        pid = kernel.agents.create("coder")
+        exporting = pool.submit(_export, url, stop, once=False, begin="start")
+        try:
+            for number in (1, 2):
+                kernel.queue.enqueue(ScheduleSpec(pid))
+                (entry,) = kernel.queue.claim(worker_id="box")
+                kernel.queue.complete(entry.sched_id, "completed", token=entry.token)
+                receiver.until(partial(has_ended, receiver, entry.sched_id))
+                with hold_exporter_lock(url, threading.Event(), waits=False) as other:
+                    assert not other, "it has the lock, which ended with the session, again"
+                if number == 1:
+                    server.restart()
+        finally:
+            stop.set()
+            kernel.store.close()
+        report = exporting.result()
+    assert report is not None
+    assert report.spans >= 6
 
 
 @pytest.mark.usefixtures("journal")

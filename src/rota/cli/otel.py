@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["otel"]
 
+RETRY_S = 1.0  # between two attempts to reach a store that is away
+
 
 def otel(
     *,
@@ -62,25 +64,41 @@ def otel(
 def _export(
     store: str, stop: threading.Event, *, once: bool, begin: Literal["saved", "now", "start"]
 ) -> ExportReport | None:
+    """Export until told to stop, also after the store was away; return None if another process has the lock."""
+    import logging
     import os
 
     from rota.cli.connection import open_file
     from rota.telemetry import check_installed, hold_exporter_lock, lower_priority
 
     check_installed()
-    from rota.errors import InvalidInput
+    from rota.errors import InvalidInput, StoreUnavailable
     from rota.store import without_password
-    from rota.telemetry import Exporter  # only now: it needs what is installed
+    from rota.telemetry import Exporter, ExportReport  # only now: they need what is installed
 
-    with open_file(store) as kernel, hold_exporter_lock(store, stop, waits=not once) as is_held:
-        if not is_held and once:
-            hint = "It sends what is in the journal: nothing is to be done."
-            raise InvalidInput(f"another process exports {without_password(store)}", field="store", hint=hint)
-        if not is_held:
-            return None
-        lower_priority()
-        exporter = Exporter(kernel, store, os.environ, begin=begin)
-        return exporter.catch_up() if once else exporter.run(stop)
+    lower_priority()
+    report, was_there, is_said = ExportReport(), False, False
+    while True:
+        try:
+            with open_file(store) as kernel:
+                was_there = True
+                with hold_exporter_lock(store, stop, waits=not once) as check_lock:
+                    is_said = False
+                    if check_lock is not None:
+                        exporter = Exporter(kernel, store, os.environ, begin=begin, report=report)
+                        return exporter.catch_up() if once else exporter.run(stop, check_lock)
+                    if not once:
+                        return None
+                    hint = "It sends what is in the journal: nothing is to be done."
+                    raise InvalidInput(f"another process exports {without_password(store)}", field="store", hint=hint)
+        except StoreUnavailable as problem:
+            if once or not was_there or stop.is_set():
+                raise
+            if not is_said:
+                logging.getLogger("rota.telemetry").warning("waiting for the store: %s", problem)
+            is_said = True
+        begin = "saved"
+        stop.wait(RETRY_S)
 
 
 def _wait_for_eof(stop: threading.Event) -> None:

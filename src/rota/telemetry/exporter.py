@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -25,7 +25,7 @@ from rota.model.work import ReadyEntry
 from rota.observe import AgentName, FleetState, StartingState
 from rota.observe.metrics import Metrics
 from rota.telemetry.event_logs import event_logs, with_spans
-from rota.telemetry.exporter_process import NOTE
+from rota.telemetry.exporter_process import NOTE, CheckLock
 from rota.telemetry.gen_ai_metrics import GenAiMetrics
 from rota.telemetry.metric_points import metric_points
 from rota.telemetry.otlp_senders import OtlpSenders
@@ -58,17 +58,25 @@ class ExportReport(msgspec.Struct):
 class Exporter:
     """Sends spans, logs and metrics of one store."""
 
-    def __init__(self, kernel: Kernel, store: str, environ: Mapping[str, str], *, begin: Begin = "saved") -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        store: str,
+        environ: Mapping[str, str],
+        *,
+        begin: Begin = "saved",
+        report: ExportReport | None = None,
+    ) -> None:
         self._kernel = kernel
         self._clock = kernel.clock
         self._senders = OtlpSenders(store, environ)
         self._delay_s = _milliseconds(environ, "OTEL_BSP_SCHEDULE_DELAY", 5_000)
         self._interval_s = _milliseconds(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000)
-        self.report = ExportReport()
+        self.report = ExportReport() if report is None else report  # with one, its numbers are added to
         self._faults = FaultLog("rota.telemetry", expected=(RotaError, ConnectionError))
         self._lookups = LOOKUPS_MAX
-        self._cursor = self._saved = self._start(begin)
-        self._saved_at = self._clock.monotonic()
+        self._cursor, self._saved = self._start(begin), -1
+        self._save()  # the next exporter goes on here, also if this one ends before it sends
         self._fold = SpanFold(StoreSource(kernel), ratio=sampling_ratio(environ))
         self._fold.begin_with(each for each in StoreSource(kernel).live() if (each.token or 0) <= self._cursor)
         self._state = self._fleet_state()
@@ -102,25 +110,31 @@ class Exporter:
             return self._kernel.queue.get(sched_id) if self._lookups >= 0 else None
         return None
 
-    def run(self, stop: threading.Event) -> ExportReport:
-        """Export until told to stop; what is in the journal then is sent, if the collector takes it."""
-        while not stop.is_set():
-            if not self.step(stop):
-                stop.wait(self._delay_s)
-        while self.step(stop):
-            pass
-        if self.report.events > self.report.left_out and self._kernel.journal.cursor() <= self._cursor:
-            self.send_metrics()  # the collector takes what it is sent: the last values too
-        self.close()
+    def run(self, stop: threading.Event, check_lock: CheckLock = lambda: True) -> ExportReport:
+        """Export until told to stop; what is in the journal then is sent, if the collector takes it.
+
+        It ends with `StoreUnavailable` if the store is away, or the lock is lost: another exporter may be at work.
+        """
+        with closing(self._senders):
+            while not stop.is_set():
+                check_lock()
+                if not self.step(stop):
+                    stop.wait(self._delay_s)
+            while self.step(stop):
+                pass
+            if self.report.events > self.report.left_out and self._kernel.journal.cursor() <= self._cursor:
+                self.send_metrics()  # the collector takes what it is sent: the last values too
+            self._save()
         return self.report
 
     def catch_up(self) -> ExportReport:
         """Export what is in the journal now, once, and end."""
         stop = threading.Event()
-        while self.step(stop):
-            pass
-        self.send_metrics()
-        self.close()
+        with closing(self._senders):
+            while self.step(stop):
+                pass
+            self.send_metrics()
+            self._save()
         return self.report
 
     def step(self, stop: threading.Event) -> bool:
@@ -145,7 +159,7 @@ class Exporter:
         now = self._clock.monotonic()
         if now - self._metrics_at >= self._interval_s:
             self.send_metrics()
-        if self._cursor != self._saved and (now - self._saved_at >= SAVE_EVERY_S or not page):
+        if now - self._saved_at >= SAVE_EVERY_S or not page:
             self._save()
         return bool(page)
 
@@ -169,13 +183,10 @@ class Exporter:
             points = metric_points(self._metrics.collect(), self._since_ns, now_ns)
             self._senders.send_metrics(points + self._gen_ai.points(self._since_ns, now_ns))
 
-    def close(self) -> None:
-        """Write down how far it has come, and close the connections."""
-        if self._cursor != self._saved:
-            self._save()
-        self._senders.close()
-
     def _save(self) -> None:
+        """Write down how far it has come."""
+        if self._cursor == self._saved:
+            return
         self._saved_at = self._clock.monotonic()
         try:
             self._kernel.journal.remember(NOTE, {"cursor": self._cursor})

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
 from rota.errors import NotEnabled
 from rota.lazy import exports
@@ -25,7 +25,15 @@ from rota.store.addresses import is_postgres, without_password
 from rota.store.forks import owned
 from rota.store.private_files import open_private
 
-__all__ = ["NOTE", "ExporterProcess", "check_installed", "hold_exporter_lock", "lower_priority", "mark_start"]
+__all__ = [
+    "NOTE",
+    "CheckLock",
+    "ExporterProcess",
+    "check_installed",
+    "hold_exporter_lock",
+    "lower_priority",
+    "mark_start",
+]
 
 NOTE = "otel"  # of the journal: how far the exporter has come
 LOCK_SUFFIX = "-otel"
@@ -34,6 +42,7 @@ CLOSE_S = 30.0  # for the last pages, at the end
 NICENESS = 5
 _load = exports("rota.store", {"postgres_locks": ("session_lock",)})  # psycopg is not always there
 _log = logging.getLogger("rota.telemetry")
+CheckLock: TypeAlias = Callable[[], bool]  # takes the lock, or takes it once more
 
 
 def check_installed() -> None:
@@ -87,20 +96,23 @@ class ExporterProcess:
 
 
 @contextmanager
-def hold_exporter_lock(store: str, stop: threading.Event, *, waits: bool = True) -> Iterator[bool]:
-    """Hold the lock of a store's exporter during the block; yields False if another one has it until told to stop."""
+def hold_exporter_lock(store: str, stop: threading.Event, *, waits: bool = True) -> Iterator[CheckLock | None]:
+    """Hold the lock of a store's exporter during the block; yields None if another one has it until told to stop.
+
+    What it yields else raises `StoreUnavailable` if the lock was lost, which ends with a session of PostgreSQL.
+    """
     with _lock_of(store) as take:
         is_held = take()  # also if it is told to stop already: what is in the journal is still to be sent
         if not is_held and waits:
             _log.info("another process exports %s; waiting for it", without_password(store))
         while not is_held and waits and not stop.wait(LOCK_POLL_S):
             is_held = take()
-        yield is_held
+        yield take if is_held else None
 
 
 @contextmanager
-def _lock_of(store: str) -> Iterator[Callable[[], bool]]:
-    """Yield a function that tries to take the lock: beside a file, or at the server, for all hosts."""
+def _lock_of(store: str) -> Iterator[CheckLock]:
+    """Yield a function that tries to take the lock, also again: beside a file, or at the server, for all hosts."""
     if is_postgres(store):
         with _load("session_lock")(store, NOTE) as take:
             yield take
