@@ -50,6 +50,34 @@ ESCAPES_WITHOUT_A_MARK = DAEMON.format(
     "'import os, signal; print(os.getpid(), flush=True); signal.pause()'], {})"
 )
 
+# Exits while a child in a session of its own is about to execute a program: until the kernel has freed the memory that
+# it had, such a process has no environment. Prints the child's pid.
+LEAVES_A_CHILD_IN_EXEC = """
+import mmap, os, signal
+BYTES = 256 << 20
+def child_in_exec():
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        memory = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        for at in range(0, BYTES, mmap.PAGESIZE):
+            memory[at] = 1
+        os.execvp("sleep", ["sleep", "1000"])
+    def read(name):
+        with open(f"/proc/{child}/{name}", "rb") as file:
+            return file.read()
+    while read("environ"):
+        if read("cmdline").startswith(b"sleep"):
+            os.kill(child, signal.SIGKILL)  # it was missed
+            return None
+    return child
+while (child := child_in_exec()) is None:
+    pass
+os.write(1, b"%d\\n" % child)
+os._exit(0)
+"""
+
 
 def ended(found: SessionExit | None) -> SessionExit:
     assert found is not None
@@ -64,6 +92,15 @@ def test_processes_left_in_the_group_are_killed_when_the_command_exits(reaper: R
         go.close_theirs()
         assert dies(member)
         assert ended(session.wait(PATIENCE_S)).code == 3
+
+
+def test_a_child_that_is_about_to_execute_a_program_is_killed_with_its_session(reaper: ReaperClient) -> None:
+    with Pipe() as pipe:
+        session = reaper.spawn(py(LEAVES_A_CHILD_IN_EXEC), stdout=pipe.theirs)
+        pipe.close_theirs()
+        child = watch(int(pipe.line()))
+        assert ended(session.wait(PATIENCE_S)).orphans_killed == 1
+        assert dies(child)
 
 
 def test_an_escaped_daemon_is_killed_before_the_exit_is_reported(reaper: ReaperClient) -> None:

@@ -20,6 +20,7 @@ The reaper imports this module, so it imports very little itself.
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,6 +37,7 @@ __all__ = [
     "identity",
     "kill_orphans",
     "mark_of",
+    "mark_of_child",
     "marked_processes",
     "parent_of",
     "send_signal",
@@ -47,8 +49,11 @@ _MARK_PREFIX = MARK.encode() + b"="
 READ_BYTES = 32 * 1024
 COMPLETE_BYTES_MAX = 2 * 1024  # a shorter list was not truncated: the kernel returns at least most of a page per read
 KILL_ROUNDS_MAX = 20  # how often to look for marked processes: each round may reveal new ones
+EXEC_LOOKS_MAX = 200  # how often to look at a process that is about to execute a program
+EXEC_LOOK_MS = 1  # between two looks
 # fields of /proc/PID/stat after the name, which may contain anything
 _STATE, _PPID, _ENDED_USER, _ENDED_SYSTEM, _START = 0, 1, 13, 14, 19
+_EXITED = (b"Z", b"X")  # states of a process that has no memory any more
 
 
 def _read(path: str) -> bytes:
@@ -95,9 +100,30 @@ def identity(pid: int) -> str:
 def mark_of(pid: int) -> Mark | None:
     """The mark in the environment of a process; None if it has none or may not be read."""
     try:
-        environment = _read(f"/proc/{pid}/environ")
+        return _mark_in(_read(f"/proc/{pid}/environ"))
     except OSError:
         return None
+
+
+def mark_of_child(pid: int) -> Mark | None:
+    """The mark of a child that is not reaped; None if it has none, or has exited.
+
+    A process that is about to execute another program has no environment and no command line for a moment, and may be
+    preempted just then. So an empty environment counts only if there is a command line, before it was read and after.
+    """
+    try:
+        for _look in range(EXEC_LOOKS_MAX):
+            command = _read(f"/proc/{pid}/cmdline")
+            environment = _read(f"/proc/{pid}/environ")
+            if environment or (command and command == _read(f"/proc/{pid}/cmdline")) or _stat(pid)[_STATE] in _EXITED:
+                return _mark_in(environment)
+            select.poll().poll(EXEC_LOOK_MS)
+    except OSError:
+        pass
+    return None
+
+
+def _mark_in(environment: bytes) -> Mark | None:
     for line in environment.split(b"\0"):
         if line.startswith(_MARK_PREFIX):
             return Mark.parse(line[len(_MARK_PREFIX) :].decode("ascii", "replace"))

@@ -40,7 +40,7 @@ from typing import Any
 
 from rota.host.child_exits import ChildSignalFd, exited_child, reap, signal_group
 from rota.host.frames import Frame, FrameWriter
-from rota.host.lineage import MARK, Mark, OwnChildren, descendants_of, identity, mark_of, send_signal
+from rota.host.lineage import MARK, Mark, OwnChildren, descendants_of, identity, mark_of_child, send_signal
 from rota.host.request_loop import RequestLoop
 from rota.host.spawning import WORKING_DIRECTORY, DecodedCommands, StepFailed, spawn, write_files
 from rota.host.syscalls import become_subreaper
@@ -237,27 +237,25 @@ class Reaper:
         orphans = [pid for pid in children if pid not in self._leaders]
         for pid in orphans:
             if pid not in self._orphans:
-                self._orphans[pid] = self._session_of(pid)
-                if self._orphans[pid] is None and self._has_our_mark(pid):
-                    _kill(pid)  # its session is over: the kernel's list of children may miss one that is moving
+                self._orphans[pid], is_left = self._session_of(pid)
+                if is_left:
+                    _kill(pid)  # the kernel's list of children may have missed it while its session ended
         return orphans
 
-    def _session_of(self, orphan: int) -> ChildSession | None:
-        try:
+    def _session_of(self, orphan: int) -> tuple[ChildSession | None, bool]:
+        """Return the session of an orphan, and whether it is left by one that is over."""
+        with suppress(OSError):
             session = self._leaders.get(os.getsid(orphan))
-        except OSError:
-            session = None
-        if session is not None:
-            return session
-        mark = mark_of(orphan)
-        return self._sessions.get(mark.session) if mark is not None and mark.reaper == self._identity else None
-
-    def _has_our_mark(self, orphan: int) -> bool:
-        mark = mark_of(orphan)
-        return mark is not None and mark.reaper == self._identity
+            if session is not None:
+                return session, False
+        mark = mark_of_child(orphan)
+        if mark is None or mark.reaper != self._identity:
+            return None, False
+        session = self._sessions.get(mark.session)
+        return session, session is None
 
     def _reap_orphan(self, pid: int) -> None:
-        session = self._orphans.pop(pid, None) or self._session_of(pid)
+        session = self._orphans.pop(pid, None) or self._session_of(pid)[0]
         usage = reap(pid)
         if session is not None:
             session.add_usage(usage)
