@@ -89,7 +89,7 @@ def test_an_explanation_loads_policies_and_no_more(tmp_path: Path) -> None:
     assert among(loaded, tuple(each for each in UNUSED if each != "rota.host")) == []
     assert "rota.host.spawning" not in loaded
     rare = ("rota.model.agent_settings", "rota.service.policy_session", "rota.service.run_logs")
-    assert among(loaded, (*rare, "rota.kernel.core_grants", "logging", "json", "pickle", "dataclasses")) == []
+    assert among(loaded, (*rare, "logging", "json", "pickle", "dataclasses")) == []
 
 
 def test_a_command_is_made_only_when_it_is_used() -> None:

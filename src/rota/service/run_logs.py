@@ -111,9 +111,10 @@ class RunLogs:
             return
         own = self.folder.path
         yield own
-        if self._kernel.store.host_name is not None:
-            schema, _, _ = own.name.rsplit("-", 2)
-            yield from (each for each in sorted(own.parent.glob(f"{schema}-*-logs")) if each != own)
+        schema, dash, _ = own.name.removesuffix("-logs").rpartition("-")  # before the digest of the address
+        if dash and self._kernel.store.host_name is not None:
+            others = own.parent.glob("*-logs")
+            yield from sorted(each for each in others if each.name.startswith(f"{schema}-") and each != own)
 
     def _last_attempt(self, entry: ReadyEntry) -> int:
         """Return the last attempt; one that was preempted or yielded is not counted while its entry is queued."""
