@@ -18,8 +18,9 @@ Three rules order the heaps. The same sums are kept under each, so a queue can c
 A heap entry is one integer: the time, then the key, then the index. Comparing two entries orders by time, then by key.
 The *index* finds the schedulable in the index table; it is reused when a schedulable is gone (a key never is). An entry
 is stale when it is not the current entry of its schedulable. Stale entries are dropped when they surface. Where nothing
-is picked, as in the background of a busy core, none does: so each that is added drops a few, once there is one for two
-live ones. The least virtual time is never above the average, so under eevdf at least one is always eligible.
+is picked, as in the background of a busy core, none surfaces. So once there is one for every two live ones, each entry
+that becomes stale also drops a few others. The least virtual time is never above the average, so under eevdf at least
+one is always eligible.
 
 One that is not eligible may be in the eligible heap all the same: if it surfaces there it goes to the waiting heap. One
 with the longest span (from virtual time to deadline) of its queue never surfaces there too early, because its deadline

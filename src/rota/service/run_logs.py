@@ -77,9 +77,12 @@ class RunLogs:
         number = self._last_attempt(entry) if attempt is None else _log.whole("attempt", attempt, 1, ATTEMPTS_MAX)
         attempts = max(entry.attempt, min(number, entry.attempt + 1) if self._has_log(sched_id, number) else 0)
         is_past = number < entry.attempt or (number == entry.attempt and entry.state != _LIVE)
-        known = self._known_store_id() or NO_STORE_ID
-        found = (read_log(each, sched_id, number, offset, limit_bytes, store_id=known) for each in self._folders())
-        content = next((each for each in found if each.total_bytes), LogContent(0, b"", 0, 0))
+        content = LogContent(0, b"", 0, 0)
+        if self.folder is not None:
+            known = self._known_store_id() or NO_STORE_ID
+            folders = self._folders(self.folder.path)
+            found = (read_log(each, sched_id, number, offset, limit_bytes, store_id=known) for each in folders)
+            content = next((each for each in found if each.total_bytes), content)
         return LogPart(
             sched_id=sched_id,
             attempt=number,
@@ -102,14 +105,11 @@ class RunLogs:
         here = self._kernel.store.host_name
         return [] if here is None else self._kernel.store.read(lambda tx: _places(tx, sched_id, attempt, here))
 
-    def _folders(self) -> Iterator[Path]:
+    def _folders(self, own: Path) -> Iterator[Path]:
         """Yield the folders that may have a log: the one of this address, then those of other addresses of a database.
 
         The database says only which store it is, so a supervisor that names its server in another way has its own.
         """
-        if self.folder is None:
-            return
-        own = self.folder.path
         yield own
         schema, dash, _ = own.name.removesuffix("-logs").rpartition("-")  # before the digest of the address
         if dash and self._kernel.store.host_name is not None:
