@@ -73,6 +73,18 @@ def test_many_heartbeats_each_have_their_own_answer(world: World, pid: int) -> N
     assert world.queue.get(ids[1]).claim_expires_at == START + 3_600
 
 
+def test_a_heartbeat_extends_its_claims_and_then_does_what_is_due(world: World, pid: int) -> None:
+    own, lost, late = world.put(pid), world.put(pid), world.put(pid, deadline=START + 30)
+    token = world.take(1, claim_timeout_s=60)[0].token or 0
+    world.take(1, worker_id="dead", claim_timeout_s=60)
+    world.clock.advance(59)
+    world.queue.heartbeat(own, token, now=world.now)  # by a time that the caller gives, nothing is due
+    assert (world.state(lost), world.state(late)) == ("dispatched", "queued")
+    world.clock.advance(61)  # its own has expired too
+    assert world.queue.heartbeat(own, token).claim_expires_at == world.now + 60
+    assert [world.state(each) for each in (own, lost, late)] == ["dispatched", "queued:backoff", "expired"]
+
+
 def test_a_heartbeat_writes_no_event(world: World, pid: int) -> None:
     sched_id = world.put(pid)
     token = world.take_one().token

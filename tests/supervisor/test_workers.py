@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,33 @@ def test_a_restart_under_the_same_id_replaces_the_killed_one_and_none_is_lost(tm
     assert kernel.workers.list(lost=True) == []
     assert kernel.journal.tail(kinds=("kernel.worker.lost",)) == []
     kernel.store.close()
+
+
+def test_what_is_due_is_done_while_every_slot_is_busy() -> None:
+    world = World()
+    began, released = threading.Event(), threading.Event()
+
+    @world.rota.agent()
+    def patient() -> None:
+        began.set()
+        assert released.wait(PATIENCE_S)
+
+    @world.rota.agent()
+    def other() -> None: ...
+
+    lost = other.enqueue()
+    assert len(world.rota.api.claim("dead", 1, claim_timeout_s=2)) == 1
+    late = other.enqueue(deadline=timedelta(seconds=2))
+    busy = patient.enqueue(priority=1)
+    running = world.run_in_background(slots=1, heartbeat_s=1)
+    assert began.wait(PATIENCE_S)
+    world.until(lambda: lost.entry().state == "queued")
+    world.until(lambda: late.entry().state == "expired")
+    assert busy.entry().state == "dispatched"
+    released.set()
+    world.ended(lost)
+    world.stop(running)
+    world.close()
 
 
 @pytest.mark.parametrize("bound", [False, True])

@@ -60,7 +60,10 @@ class Runs:
     def heartbeat_many(
         self, claims: Sequence[tuple[int, int]], now: float | None = None
     ) -> list[HeartbeatReply | RotaError]:
-        """Extend many claims in one commit; a lost claim has its error in its place."""
+        """Extend many claims in one commit; a lost claim has its error in its place.
+
+        It does what is due, like a claim: workers whose slots are all taken claim nothing.
+        """
         _queue.sequence("claims", claims)
         wanted = [_check_claim(each) for each in claims]
         if now is not None:
@@ -75,8 +78,10 @@ class Runs:
                     answers.append(HeartbeatReply(rows[0][1], bool(rows[0][0])))
                 else:
                     answers.append(_lost_claim_error(tx, sched_id, token))
-            if now is None and any(isinstance(answer, HeartbeatReply) for answer in answers):
-                self._env.note_time(tx, at)
+            if now is None:
+                if any(isinstance(answer, HeartbeatReply) for answer in answers):
+                    self._env.note_time(tx, at)
+                self.maintenance.run_due(tx, at, now_from_clock=True)  # after the claims are extended
             return answers
 
         return self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
