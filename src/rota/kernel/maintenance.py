@@ -1,7 +1,8 @@
 """Maintenance: everything that happens because time passes.
 
 No separate janitor process is needed: every claim first does what is due, in bounded batches, and a parked claim is
-woken when the next thing falls due. Held entries are released, expired claims taken back, passed deadlines swept,
+woken when the next thing falls due. Workers whose slots are all taken claim nothing, so a heartbeat does the same once
+it has extended its claims. Held entries are released, expired claims taken back, passed deadlines swept,
 usage that left its window subtracted, contexts refilled, affinity holds ended, dependents processed, and what programs
 enqueued in transactions of their own is taken in (inbox.py). When the wall clock jumps, what is due moves with it,
 before maintenance looks at it (clock_jumps.py).
