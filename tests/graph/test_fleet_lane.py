@@ -14,7 +14,8 @@ from rota.fleet.graph_workers import graph_supervisor
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.graph.compiler import check, compile_graph
 from rota.graph.component_registry import ComponentRegistry
-from rota.graph.invocation import Invocation
+from rota.graph.components import component
+from rota.graph.invocation import GraphContext, Invocation
 from rota.graph.loader import load_mapping
 from rota.graph.messages import Message, Origin
 from rota.graph.plan_reports import plan_to_dict
@@ -462,3 +463,35 @@ def test_a_supervisor_with_components_of_its_own_also_imports_those_of_others() 
     )
     graph_supervisor(world.api, ComponentRegistry(), ["elsewhere"]).run(until_idle=True)
     assert world.api.graphs.show(run.run_id).run.result == {"result": "Owls"}
+
+
+@pytest.mark.parametrize("on_error", ["fail_fast", "continue", "retry"])
+def test_a_run_whose_coordinator_loses_its_claim_goes_on(on_error: str) -> None:
+    """After a failover of PostgreSQL, or an outage or a stop of its host that lasts longer than the claim.
+
+    A component that counts what it uses is refused then; that is no failure of the component, and nothing of the epoch
+    is kept.
+    """
+    world, calls = FleetWorld({"researcher": research}), list[str]()
+
+    @component("lost.plan")
+    def plan(context: GraphContext, topic: str) -> str:
+        calls.append(topic)
+        if len(calls) == 1:
+            world.kernel.queue.gc_dispatched(0, world.kernel.clock.now() + 1)  # as when its claim has expired
+        context.charge(tokens=1)
+        return f"{topic}, planned"
+
+    execution = {"lane": "main", "on_error": on_error, **({"max_attempts": 2} if on_error == "retry" else {})}
+    trigger = {"type": "all_inputs", "inputs": ["topic"]}
+    planned = {"id": "plan", "type": "lost.plan", "execution": execution, "trigger_policy": trigger}
+    wires = ["topic.out > plan.topic", "plan.out > search.topic", "search.out > result.value"]
+    found = document([INPUT, planned, agent_node("search", "researcher"), OUTPUT], wires)
+    found["graph"]["budget"] = {"tokens": 10}
+    world.api.graphs.start(found, {"topic": "owls"}, "r1")
+    Supervisor(
+        world.api, SupervisorSettings(slots=1), functions=world.functions, components=ComponentRegistry([plan])
+    ).run(until_idle=True)
+    run = world.api.graphs.get("r1")
+    assert (run.status, run.result) == ("succeeded", {"result": "owls, planned:1"}), run.error
+    assert [line.used for line in world.api.ledger.graph_budgets("r1")] == [1]

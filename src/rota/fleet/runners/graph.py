@@ -7,6 +7,7 @@ waiting run has neither a slot nor a thread, and waiting counts no attempt. It c
     before the checkpoint     the epoch is repeated; its entries have the same keys and are not added again
     after the checkpoint      the run goes on from there; an end that came meanwhile is seen when the entry returns
     after the run has ended   its row says so; the coordinator only reports it
+    after its claim was lost  nothing more is committed: components fail now because of that (a charge is refused)
 
 Any supervisor can go on with a run: it compiles the graph from the stored document and imports its components.
 """
@@ -19,6 +20,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,6 +32,7 @@ from rota.errors import (
     IslandRefused,
     LeaseRefused,
     RotaError,
+    StaleClaim,
     StoreCorrupt,
     StoreUnavailable,
 )
@@ -54,10 +57,12 @@ from rota.graph.stop import StopToken
 from rota.host.process_cpu import thread_cpu_s
 from rota.host.thread_settings import usable_cores
 from rota.model.core_grants import CoreGrant, CoreHost
+from rota.model.graph_budgets import GraphBudgetLine
 from rota.model.graph_runs import ENDED, GraphRun
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
 from rota.service.core_grants import open_cores, refused_delay_s, release, this_host
+from rota.service.outages import call_through_outage
 
 __all__ = ["GraphRunner"]
 
@@ -119,6 +124,8 @@ class GraphRunner:
             return self._advance(api, run, channel, stop, entry)
         except StoreUnavailable as problem:
             return RunOutcome(exit_kind="crashed", outcome="store_unavailable", result={"error": problem.message})
+        except StaleClaim as problem:  # the entry is another worker's, or waits for one: the run goes on there
+            return _interrupted(problem.message)
         except RotaError as problem:
             return self._end(api, run, "failed", error=problem.message)
 
@@ -162,7 +169,7 @@ class GraphRunner:
     ) -> RunOutcome:
         account = _account(api, run, plan, channel)
         fails_closed = plan.spec.graph.island is not None
-        options = self._options(api, run, account, stop, fails_closed=fails_closed)
+        options = self._options(api, run, account, channel, stop, fails_closed=fails_closed)
         runner = RuntimeRunner(plan, self._registry, options)
         result = runner.run()
         if result.scheduler_stop_reason is SchedulerStopReason.WAITING:
@@ -170,6 +177,8 @@ class GraphRunner:
                 error = "the run waits for room on an edge that nothing reads from"
                 return self._end(api, run, "failed", error=error)
             return RunOutcome(awaits=runner.awaits, yield_after_s=runner.due_in_s)
+        if _is_lost(channel) and result.scheduler_stop_reason is SchedulerStopReason.ERROR:
+            return _interrupted(result.errors[-1])
         return self._ended(api, run, plan, result)
 
     def _plan(self, run: GraphRun) -> Plan:
@@ -190,9 +199,16 @@ class GraphRunner:
         return plan
 
     def _options(
-        self, api: SchedulerApi, run: GraphRun, account: ChannelAccount, stop: StopToken, *, fails_closed: bool
+        self,
+        api: SchedulerApi,
+        run: GraphRun,
+        account: ChannelAccount,
+        channel: RunChannel,
+        stop: StopToken,
+        *,
+        fails_closed: bool,
     ) -> RuntimeRunnerOptions:
-        durable = DurableRuns(api, taken=run, is_stopping=lambda: stop.is_set)
+        durable = DurableRuns(api, taken=run, is_stopping=lambda: stop.is_set, is_lost=lambda: _is_lost(channel))
         return RuntimeRunnerOptions(
             run_until_idle=True,
             returns_when_waiting=True,
@@ -214,7 +230,7 @@ class GraphRunner:
             return RunOutcome(exit_kind="cancelled")
         if reason is SchedulerStopReason.ERROR:
             if result.runtime_errors and result.runtime_errors[-1].code in _INTERRUPTED:
-                return RunOutcome(exit_kind="crashed", outcome="run_interrupted", result={"error": result.errors[-1]})
+                return _interrupted(result.errors[-1])
             return self._end(api, run, "failed", error=result.errors[0] if result.errors else "the run failed")
         error = f"the run does not come to an end: a component is ready in every epoch ({reason.value})"
         return self._end(api, run, "failed", error=error)
@@ -259,6 +275,15 @@ def _outcome_of(run: GraphRun) -> RunOutcome:
     return _failed(run.error or "the run failed")
 
 
+def _is_lost(channel: RunChannel) -> bool:
+    """Whether the claim of a coordinator was taken back, as far as its supervisor has noticed."""
+    return channel.stop_reason == "fenced"
+
+
+def _interrupted(error: str) -> RunOutcome:
+    return RunOutcome(exit_kind="crashed", outcome="run_interrupted", result={"error": error})
+
+
 def _failed(error: str) -> RunOutcome:
     return RunOutcome(exit_kind="failed", result={"error": error[:ERROR_CHARS_MAX]})
 
@@ -268,7 +293,13 @@ def _account(api: SchedulerApi, run: GraphRun, plan: Plan, channel: RunChannel) 
     budgets = lines_of(plan.spec, run.budget)
     if budgets:
         api.ledger.open_graph_budgets(run.run_id, budgets)
-    account = ChannelAccount(channel, lambda: api.ledger.graph_budgets(run.run_id), names_nodes=True)
+
+    def read_lines() -> list[GraphBudgetLine]:
+        # a component reads them after each charge: an outage then is no failure of the component
+        read, stops = partial(api.ledger.graph_budgets, run.run_id), lambda: channel.stop_reason is not None
+        return call_through_outage(api.clock, read, stops, repeats=True)
+
+    account = ChannelAccount(channel, read_lines, names_nodes=True)
     account.refresh()
     return account
 

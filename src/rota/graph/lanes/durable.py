@@ -80,16 +80,18 @@ class DurableRuns:
         project_id: str | None = None,  # of the agent that is created
         taken: GraphRun | None = None,
         is_stopping: Callable[[], bool] = lambda: False,
+        is_lost: Callable[[], bool] = lambda: False,  # whether the claim of its coordinator was taken back
     ) -> None:
         self.api = self._api = api
         self._pid = pid
         self._project_id = project_id
         self._taken = taken
         self._is_stopping = is_stopping
+        self._is_lost = is_lost
 
     def acquire(self, run_id: str, graph: str) -> DurableRun:
         """Begin or resume a run; a process that held it before can no longer write to it."""
-        return DurableRun(self._api, self._taken or self.take(run_id, graph), self._is_stopping)
+        return DurableRun(self._api, self._taken or self.take(run_id, graph), self._is_stopping, self._is_lost)
 
     def take(self, run_id: str, graph: str) -> GraphRun:
         """Begin a run that this process executes itself, or take over one of another process."""
@@ -114,11 +116,12 @@ class DurableRuns:
 class DurableRun:
     """One run, held by this process."""
 
-    def __init__(self, api: Any, run: GraphRun, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, api: Any, run: GraphRun, is_stopping: Callable[[], bool], is_lost: Callable[[], bool]) -> None:
         self._api = api
         self._run = run
         self._specs = EntrySpecs(api, run)
         self._is_stopping = is_stopping
+        self._is_lost = is_lost
         self._store = getattr(getattr(api, "kernel", api), "store", None)  # None: in another process
         self._is_remote = self._store is None
 
@@ -159,6 +162,9 @@ class DurableRun:
 
     def commit(self, next_epoch_id: int, checkpoint: bytes, waits: str | None = None) -> None:
         """Store a checkpoint in place of the previous one, and what the run waits for; durable when it returns."""
+        if self._is_lost():  # components that failed since then did so because of that: the epoch is repeated
+            text = f"the coordinator of run {self._run.run_id}, entry {self._run.sched_id}, has lost its claim"
+            raise StaleClaim(text, sched_id=self._run.sched_id, run_id=self._run.run_id)
         commit = partial(self._api.graphs.commit, self._run.run_id, fence=self._run.fence)
         self._call(lambda: commit(next_epoch_id=next_epoch_id, checkpoint=checkpoint, waits=waits))
 
