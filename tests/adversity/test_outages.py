@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from rota import Rota, store
 from rota.errors import StoreUnavailable
 from rota.fleet import slot_loop
 from rota.fleet.graph_workers import graph_supervisor
+from rota.graph.components import component
+from rota.graph.invocation import GraphContext
+from rota.graph.lanes.durable import DurableRuns
+from rota.graph.run import RuntimeRunner
+from rota.graph.run_options import RuntimeRunnerOptions
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.work import ReadyEntry
 from rota.rpc import connect
@@ -25,7 +31,9 @@ from rota.rpc.methods import METHODS
 from rota.service import outages
 from tests.adversity.poison_world import Background, until
 from tests.daemon.harness import PATIENCE_S, Served, serving
-from tests.graph.durable_worlds import DurableWorld, count_work_note
+from tests.graph.durable_worlds import ASYNC, LANES, DurableWorld, count_work_note
+from tests.graph.parts import add
+from tests.graph.worlds import compile_world, node, wire
 
 ENTRIES = 5
 
@@ -64,6 +72,33 @@ def test_a_supervisor_of_graphs_waits_for_its_daemon(tmp_path: Path) -> None:
         supervisor.drain()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
+
+
+def test_a_component_that_charges_waits_for_the_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a run that its own process executes, as `rota graph run` does; what it used is counted once."""
+    path, is_charging, is_away = str(tmp_path / "rota.db"), threading.Event(), threading.Event()
+
+    @component("outage.spend")
+    def spend(context: GraphContext) -> int:
+        is_charging.set()
+        assert is_away.wait(PATIENCE_S)
+        context.charge(tokens=3)
+        return context.remaining()["tokens"]
+
+    nodes = [node(spend, "spend"), node(add, "far", on="any_input", lane="far")]
+    plan, registry = compile_world(nodes, [wire("spend.out > far.value", **ASYNC)], lanes=LANES, budget={"tokens": 10})
+    address = Served(path, http=False)
+    with connect(address.unix, timeout_s=5.0, retry_s=0.0) as client, ThreadPoolExecutor(1) as pool:
+        options = RuntimeRunnerOptions(durable=DurableRuns(client), run_id="r1")
+        running = pool.submit(RuntimeRunner(plan, registry, options).run)
+        assert is_charging.wait(PATIENCE_S)
+        address.stop()
+        is_away.set()
+        until(lambda: "waiting for the store" in caplog.text or running.done())
+        with serving(path, http=False) as served:
+            assert running.result(PATIENCE_S).errors == ()
+            (line,) = served.daemon.handlers.kernel.ledger.graph_budgets("r1")
+            assert line.used == 3
 
 
 # --- children ------------------------------------------------------------------------------------

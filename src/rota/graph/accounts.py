@@ -15,18 +15,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from rota.clock import Clock, SystemClock
 from rota.errors import ComponentInvalid, LedgerInvalidAmount
 from rota.model.checks import Checks
 from rota.model.graph_budgets import GraphBudgetLine, left_of
+from rota.service.outages import call_through_outage
 
 __all__ = ["ChannelAccount", "ClaimChannel", "MemoryAccount", "RunAccount", "StoreAccount", "lines_for"]
 
 _checks = Checks("charge", LedgerInvalidAmount)
 _log = logging.getLogger("rota.graph")
+T = TypeVar("T")
 
 
 class RunAccount(Protocol):
@@ -171,27 +174,37 @@ class StoreAccount(MemoryAccount):
         run_id: str,
         budgets: Mapping[str, Mapping[str, int]],
         advise: Callable[[str, str], None] = lambda _kind, _text: None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(run_id, budgets, advise)
         self._ledger = api.ledger
         self._run_id = run_id
         self._budgets = budgets
+        self._clock: Clock = getattr(api, "clock", None) or SystemClock()
+        self._is_stopping = is_stopping
 
     def open(self) -> None:
         """Store the budgets, once the run is there; those of a resumed run stay as they are."""
         if self._budgets:
-            self._ledger.open_graph_budgets(self._run_id, {node: dict(each) for node, each in self._budgets.items()})
+            budgets = {node: dict(each) for node, each in self._budgets.items()}
+            self._call(lambda: self._ledger.open_graph_budgets(self._run_id, budgets), repeats=True)
         self.refresh()
 
     def refresh(self) -> None:
         """Read the lines again."""
-        self._lines = {(line.node, line.dim): line for line in self._ledger.graph_budgets(self._run_id)}
+        lines = self._call(lambda: self._ledger.graph_budgets(self._run_id), repeats=True)
+        self._lines = {(line.node, line.dim): line for line in lines}
 
     def charge(self, node: str, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
         """Record usage of a node in the ledger and return what is left."""
-        lines = self._ledger.charge_graph(self._run_id, dict(amounts), node=node, model=model)
+        charge = self._ledger.charge_graph  # without a key, so it is not repeated if it may have been counted
+        lines = self._call(lambda: charge(self._run_id, dict(amounts), node=node, model=model))
         self._lines = {(line.node, line.dim): line for line in lines}
         return self.remaining(node)
+
+    def _call(self, call: Callable[[], T], *, repeats: bool = False) -> T:
+        """Make a call, waiting while the store cannot be reached: that is no fault of the component that counts."""
+        return call_through_outage(self._clock, call, self._is_stopping, repeats=repeats)
 
     def acquire(self, name: str, amounts: Mapping[str, int], wait_s: float | None = None) -> str:  # noqa: ARG002
         """Raise: only a claim can hold what it asked a limit for."""

@@ -132,7 +132,10 @@ class GraphEngine:
         if options.account is not None:
             return options.account
         if options.durable is not None and self.plan.durable_lane is not None:
-            return StoreAccount(options.durable.api, self.run_id, budgets, self.reports.health)
+            stop = options.stop_token
+            return StoreAccount(
+                options.durable.api, self.run_id, budgets, self.reports.health, is_stopping=lambda: stop.is_set
+            )
         return MemoryAccount(self.run_id, budgets, self.reports.health)
 
     def _make_tasks(self) -> TaskExecutor:
