@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -135,6 +136,47 @@ def test_a_graph_as_an_island_is_admitted_or_fails(
         assert app.api.cores.status().hosts == []
         if error is not None:
             assert error in entry.result["error"]
+
+
+OF_AGENTS = """
+schema_version: 2
+graph: {name: voice, ISLAND}
+lanes: {loop: {type: fixed_rate, period_ms: 1000}}
+components:
+  - {id: tick, type: rota.input, execution: {lane: loop, budget_ms: BUDGET}}
+  - {id: hear, execution: {agent: ear, budget_ms: 1}}
+  - {id: heard, type: rota.output, execution: {lane: loop, budget_ms: 400}}
+edges:
+  - {id: asked, kind: async, from: tick.out, to: hear.tick}
+  - {id: done, kind: async, from: hear.out, to: heard.value}
+"""
+
+
+@pytest.mark.parametrize(("budget", "status"), [(400, "succeeded"), (999, "failed")])
+@pytest.mark.parametrize("option", [True, False], ids=["--island", "in the file"])
+def test_the_agents_of_an_island_are_on_the_cores_of_their_agents(
+    tmp_path: Path, budget: int, status: str, *, option: bool
+) -> None:
+    """They reserve nothing on its host, and take as long as agents take; all else is admitted, or refused."""
+    file, database = tmp_path / "voice.yaml", str(tmp_path / "db")
+    text = OF_AGENTS.replace("BUDGET", str(budget)).replace("ISLAND", "" if option else "island: {}")
+    file.write_text(text.replace("voice, }", "voice}"))
+    with Rota(database) as app:
+
+        @app.agent()
+        def ear(ctx: Any, tick: int) -> int:
+            ctx.wait_for_stop(0.01)  # longer than budget_ms of its component
+            return tick
+
+        words = ["graph", "run", str(file), "--input", "tick=1", "--run-id", "r1", "--detach", "--store", database]
+        shown = CliRunner().invoke(cli, words + ["--island"] * option)
+        assert shown.exit_code == 0, shown.output
+        app.run(until_idle=True)
+        run = app.api.graphs.get("r1")
+        assert run.status == status, run.error
+        assert ("999,000 needed, 950,000 available" in (run.error or "")) == (status == "failed")
+        kinds = [event.kind for event in app.api.journal.tail(0, 1_000)]
+        assert ("kernel.cores.granted" in kinds) == (status == "succeeded")
 
 
 ON_A_CORE = """

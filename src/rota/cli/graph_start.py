@@ -52,6 +52,9 @@ def has_agents(file: Path) -> bool:
 def start(file: Path, store: str | None, options: GraphStartOptions, *, as_json: bool) -> None:
     """Start a run, and wait for its end unless it is detached."""
     document, store = read_mapping(file), store or os.environ.get("ROTA_STORE")
+    graph = document.get("graph")
+    if options.as_island and isinstance(graph, dict) and graph.get("island") is None:
+        graph["island"] = {}  # the host that coordinates the run admits it
     if store is None:
         node, agent = read_stored(document).agents[0]
         hint = f"Give the store that has the agent: `rota graph run {file} --store rota.db`."

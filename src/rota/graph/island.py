@@ -11,7 +11,8 @@ Priority, deadline, budget and isolation intent of a graph grant nothing by them
 
 A lane of type `fixed_rate` goes by the clock on an island (`GraphSpec.executed_lane`), because the time is reserved in
 each period. A component without a budget has no place on an island: nothing would bound it. While the graph runs, an
-invocation that takes longer than its budget ends the run (`RuntimeRunnerOptions.fails_closed`).
+invocation that takes longer than its budget ends the run (`RuntimeRunnerOptions.fails_closed`). Components that are
+agents run as entries, on the cores of their agents and perhaps on other hosts: they reserve nothing here.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def island_ask(plan: Plan) -> CoreAsk:
     """Return what a graph asks for as an island; raises `IslandRefused` if a component is not bounded."""
     island = plan.spec.graph.island or GraphIsland()
     lanes = plan.spec.lanes
-    missing = [text for component in plan.components.values() for text in _unbounded(component, lanes, island)]
+    components = [component for component in plan.components.values() if not component.execution.agent]
+    missing = [text for component in components for text in _unbounded(component, lanes, island)]
     if missing:
         raise IslandRefused(
             f"island {plan.name} does not fit: {'; '.join(missing)}",
@@ -55,7 +57,7 @@ def island_ask(plan: Plan) -> CoreAsk:
     isolated = sum(lane.isolation_intent not in _NO_INTENT for lane in lanes.values())
     return CoreAsk(
         island=plan.name,
-        reserved=tuple(_reserved(component, lanes, island) for component in plan.components.values()),
+        reserved=tuple(_reserved(component, lanes, island) for component in components),
         cpu=CpuSettings(cores=island.cores or None, lease=island.lease + isolated),
         memory_bytes=island.memory_bytes,
         slots=island.slots,
