@@ -18,6 +18,7 @@ from rota.errors import InvalidInput
 from rota.graph import SCHEDULER_METRICS
 from tests.graph.drafts import draft
 from tests.graph.test_cli_checks import EXAMPLES, GRAPHS, PARTS, json_output, rota_graph
+from tests.postgres_server import own_schema
 
 DURABLE = EXAMPLES / "durable.yaml"
 A_DAY = "trigger_policy: {type: on_event}, event_sources: [{type: timer, period_ms: 86400000}], "
@@ -119,6 +120,24 @@ def test_a_durable_run_is_resumed_and_other_processes_run_its_entries(tmp_path: 
     assert run(1, "--workers", "0")[:2] == ["doubled: 2", "doubled: 4"]
     assert json_output(*work) == {"graph": "durable", "entries_run": 1}
     assert run(1, "--workers", "0")[0] == "doubled: 6"
+
+
+def test_other_hosts_run_the_entries_of_a_run_in_postgresql() -> None:
+    with own_schema("work") as url:
+        rota_graph("run", DURABLE, "-c", PARTS, "--steps", "2", "--workers", "0", "--store", url)
+        assert rota_graph("work", DURABLE, "-c", PARTS, "--store", url, "--until-idle") == "durable: entries run: 2\n"
+
+
+@pytest.mark.parametrize("option", [("--budget", "tokens=5"), ("--project", "lab"), ("--detach",)])
+def test_an_option_for_graphs_of_agents_is_refused_where_it_has_no_effect(option: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match=f"{option[0]} has no effect: no component of .* is an agent"):
+        rota_graph("run", EXAMPLES / "pipeline.yaml", "-c", PARTS, *option)
+
+
+@pytest.mark.parametrize("option", ["--steps", "--duration-ms"])
+def test_a_bound_of_epochs_is_refused_for_a_graph_of_agents(option: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{option} has no effect: a run of a graph of agents ends when"):
+        rota_graph("run", EXAMPLES / "report.yaml", option, "3")
 
 
 def test_a_durable_run_has_its_own_workers(tmp_path: Path) -> None:

@@ -288,7 +288,8 @@ def run(
         bool, typer.Option("--wait/--detach", help="Graphs of agents: wait for the end of the run, or return at once.")
     ] = True,
     island: Annotated[
-        bool, typer.Option("--island", help="Admit the whole graph on the cores of this host first, or refuse it.")
+        bool,
+        typer.Option("--island", help="Admit the whole graph on the cores of its host first, or refuse it."),
     ] = False,
     bounds: dict[str, Any],
     storage: dict[str, Any],
@@ -321,7 +322,7 @@ def run(
 def work(
     file: GraphFile,
     *,
-    store: Annotated[Path, typer.Option("--store", help="Database file of the graph's runs.")],
+    store: Annotated[str, typer.Option("--store", help="The store of the graph's runs: a file, or postgresql://….")],
     components: Components = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="Exit when no entry is ready.")] = False,
     form: AsFormat = Format.TEXT,
@@ -329,7 +330,7 @@ def work(
 ) -> None:
     """Run entries of a graph's queue lanes.
 
-    Works for the processes that run the graph on the same database file. Ctrl-C stops after the current entry.
+    Works for the processes that run the graph on the same store. Ctrl-C stops after the current entry.
     """
     from rota.cli import graph_runs
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import os
 import statistics
 import sys
 import threading
@@ -22,7 +21,7 @@ from rota.cli.graph_start import GraphStartOptions, has_agents, start
 from rota.cli.graph_stop import describe_stop, stop_on_signals
 from rota.cli.terminal_text import say
 from rota.clock import Clock, SystemClock
-from rota.errors import RotaError
+from rota.errors import InvalidInput, RotaError
 from rota.fleet import Supervisor, graph_supervisor
 from rota.graph import (
     TRACE_SCHEMA_VERSION,
@@ -44,6 +43,8 @@ from rota.service import Dispatcher
 __all__ = ["GraphSource", "GraphStartOptions", "Storage", "bench", "metrics", "progress", "run", "trace", "work"]
 
 PROGRESS_EVERY_S = 0.2
+_ENDING_HINT = "Cancel it with `rota graph cancel RUN`, or limit what it uses with --budget."
+_OWN_HINT = "Leave the option out; a budget can be in the file: `graph: {name: …, budget: {tokens: 1000}}`."
 # Counters of lost, late and promoted work; `run` prints each one that is not zero.
 REPORTED_COUNTERS = (
     "rejected_count",
@@ -87,8 +88,12 @@ class _Ended(NamedTuple):
 def run(source: GraphSource, bounds: dict[str, Any], options: GraphStartOptions, *, as_json: bool) -> None:
     """Run a graph and print the result. A graph whose nodes are agents is started in its store."""
     if has_agents(source.file):
+        limits = {"--steps": bounds["steps"] is not None, "--duration-ms": bounds["duration_ms"] is not None}
+        _refuse_options(limits, "a run of a graph of agents ends when nothing is left to do", _ENDING_HINT)
         start(source.file, source.storage.store, options._replace(run_id=source.storage.run_id), as_json=as_json)
         return
+    others = {"--budget": options.budget, "--project": options.project, "--detach": not options.wait}
+    _refuse_options(others, f"no component of {source.file} is an agent, so this process runs the graph", _OWN_HINT)
     result, code = _run(source, {**bounds, "inputs": options.inputs}, quiet=as_json, as_island=options.as_island)
     if as_json:
         print_json(result.summary())
@@ -131,7 +136,7 @@ def bench(source: GraphSource, steps: int, runs: int, *, as_json: bool) -> None:
     _print_bench(result, seconds, steps, as_json=as_json)
 
 
-def work(source: GraphSource, path: Path, *, until_idle: bool, as_json: bool) -> None:
+def work(source: GraphSource, path: str, *, until_idle: bool, as_json: bool) -> None:
     """Run entries of a graph's queue lanes, until stopped or until no entry is ready."""
     plan, registry = _open(source)
     token = StopToken()
@@ -148,6 +153,13 @@ def work(source: GraphSource, path: Path, *, until_idle: bool, as_json: bool) ->
 def _drain_elsewhere(supervisor: Supervisor) -> None:
     """Drain on another thread: the caller may be a signal handler that interrupted a thread with the lock."""
     _thread.start_new_thread(supervisor.drain, ())
+
+
+def _refuse_options(given: Mapping[str, object], why: str, hint: str) -> None:
+    """Refuse an option that is given and would have no effect."""
+    for name, value in given.items():
+        if value:
+            raise InvalidInput(f"{name} has no effect: {why}", field=name, hint=hint)
 
 
 # --- running -------------------------------------------------------------------------------------
@@ -237,8 +249,8 @@ def _durable_runs(plan: Plan, registry: ComponentRegistry, storage: Storage) -> 
 
 
 @contextlib.contextmanager
-def _open_kernel(path: str | Path) -> Iterator[Kernel]:
-    opened = store.open(os.fspath(path))
+def _open_kernel(path: str) -> Iterator[Kernel]:
+    opened = store.open(path)
     try:
         yield Kernel(opened)
     finally:
