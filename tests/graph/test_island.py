@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 from rota import store
 from rota.cli import app
-from rota.cli.graph_island import admitted
+from rota.cli.graph_island import HEARTBEAT_S, admitted
 from rota.clock import ManualClock
 from rota.errors import GraphInvalid, IslandRefused, StaleClaim
 from rota.graph import (
     ComponentRegistry,
     RuntimeRunner,
     RuntimeRunnerOptions,
+    StopToken,
     compile_graph,
     component,
     island_ask,
@@ -31,6 +32,9 @@ from rota.model.core_grants import CoreAsk, CoreHost
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted
 from rota.service import Asker, CoreGrants, decide, this_host
+from rota.service.outages import RETRY_S
+from tests.host.support import until
+from tests.postgres_server import PostgresServer
 
 GRAPH = """
 schema_version: 2
@@ -190,7 +194,7 @@ def test_the_command_keeps_off_the_cores_that_runs_have_leased(tmp_path: Path) -
     (run,) = kernel.queue.claim(worker_id="box")
     lease = CoreGrants(kernel).grant(run.sched_id, run.token or 0, this_host(), CoreAsk(cpu=CpuSettings(lease=1)))
     anywhere = GRAPH.replace(', cores: "0-1"', "")
-    with admitted(plan(anywhere), database, quiet=True):
+    with admitted(plan(anywhere), database, StopToken(), quiet=True):
         assert allowed_cores() == before - set(lease.leased)
     assert allowed_cores() == before
     kernel.store.close()
@@ -198,7 +202,7 @@ def test_the_command_keeps_off_the_cores_that_runs_have_leased(tmp_path: Path) -
 
 def test_an_island_whose_process_is_killed_leaves_no_entry_that_a_worker_would_claim(tmp_path: Path) -> None:
     database = str(tmp_path / "rota.db")
-    process = admitted(plan(), database, quiet=True)
+    process = admitted(plan(), database, StopToken(), quiet=True)
     process.__enter__()
     kernel = Kernel(store.open(database))
     kernel.queue.gc_dispatched(0, kernel.clock.now() + 1)  # as when its claim has expired
@@ -207,4 +211,47 @@ def test_an_island_whose_process_is_killed_leaves_no_entry_that_a_worker_would_c
     assert kernel.queue.claim(worker_id="w", max_n=1) == []
     with pytest.raises(StaleClaim):
         process.__exit__(None, None, None)
+    kernel.store.close()
+
+
+def test_an_island_keeps_its_cores_through_a_restart_of_postgresql(
+    socket_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And whatever the run does meanwhile: it may wait for entries, or compute, for longer than its claim lasts."""
+    clock, stop = ManualClock(), StopToken()
+    with PostgresServer(socket_folder / "server") as server:
+        url = f"{server.dsn()}&schema=rota"
+        with admitted(plan(), url, stop, quiet=True, clock=clock):
+            kernel = Kernel(store.open(url))
+            expires_at = kernel.queue.get(1).claim_expires_at or 0.0
+            clock.until_parked()
+            server.stop()
+            clock.advance(HEARTBEAT_S)
+            until(lambda: "waiting for the store" in capsys.readouterr().err)
+            server.start()
+
+            def is_extended() -> bool:
+                clock.advance(RETRY_S)
+                return (kernel.queue.get(1).claim_expires_at or 0.0) > expires_at
+
+            until(is_extended)
+            assert not stop.is_set
+        assert kernel.queue.get(1).exit_kind == "completed"
+        assert kernel.journal.tail(0, 1000)[-1].kind == "kernel.sched.completed"
+        kernel.store.close()
+
+
+def test_an_island_that_has_lost_its_cores_stops(tmp_path: Path) -> None:
+    """Another run may have them: after a failover of the store, or a stop of its process for longer than its claim."""
+    database, clock, stop = str(tmp_path / "rota.db"), ManualClock(), StopToken()
+    kernel = Kernel(store.open(database))
+    process = admitted(plan(), database, stop, quiet=True, clock=clock)
+    process.__enter__()
+    kernel.queue.gc_dispatched(0, kernel.clock.now() + 1)
+    clock.until_parked()
+    clock.advance(HEARTBEAT_S)
+    until(lambda: stop.is_set)
+    with pytest.raises(StaleClaim, match="island voice has lost its cores: token"):
+        process.__exit__(None, None, None)
+    assert stop.reason == "island voice has lost its cores"
     kernel.store.close()

@@ -2,43 +2,51 @@
 
 With a store the island is a grant of a claim there, as for a run of a fleet: other processes on this host see it, and
 it ends with this process. Without a store it is admitted beside nothing else, and holds for this process only.
+
+A thread keeps the claim alive, whatever the run does: it may wait for entries, or compute, for longer than the claim
+lasts. An outage of the store is no reason to stop, because the cores are granted as long as the claim is. A claim that
+was taken back is one: another run may have the cores.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rota.cli.connection import open_api
 from rota.cli.terminal_text import say
-from rota.clock import SystemClock
-from rota.graph import Plan, island_ask
+from rota.clock import Clock, SystemClock
+from rota.errors import RotaError, StaleClaim, StoreUnavailable
+from rota.graph import Plan, StopToken, island_ask
 from rota.model import ScheduleSpec
 from rota.service import Asker, decide, this_host
+from rota.service.outages import RETRY_S, call_through_outage
 
 if TYPE_CHECKING:
     from rota.model import CoreGrant
     from rota.service import SchedulerApi
 
-__all__ = ["OnEpoch", "admitted"]
+__all__ = ["HEARTBEAT_S", "admitted"]
 
 CLAIM_TIMEOUT_S = 60.0  # after the end of a killed process its cores are free again this much later
 HEARTBEAT_S = 15.0
-OnEpoch = Callable[[int], None]
 
 
 @contextlib.contextmanager
-def admitted(plan: Plan, store: str | None, *, quiet: bool) -> Iterator[OnEpoch]:
+def admitted(
+    plan: Plan, store: str | None, stop: StopToken, *, quiet: bool, clock: Clock | None = None
+) -> Iterator[None]:
     """Admit a graph as an island, or raise what is missing; this process stays on its cores meanwhile.
 
-    The function that it yields has to be called after each epoch: it keeps the claim alive.
+    If the island loses its cores, `stop` is requested, and the error is raised at the end.
     """
-    with _granted(plan, store) as (grant, heartbeat), _on_cores(_places(grant)):
+    with _granted(plan, store, stop, clock or SystemClock()) as grant, _on_cores(_places(grant)):
         if not quiet:
             say(f"{plan.name}: island admitted: {'; '.join(_words(grant))}", err=True)
-        yield heartbeat
+        yield
 
 
 def _words(grant: CoreGrant) -> Iterator[str]:
@@ -49,46 +57,95 @@ def _words(grant: CoreGrant) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _granted(plan: Plan, store: str | None) -> Iterator[tuple[CoreGrant, OnEpoch]]:
+def _granted(plan: Plan, store: str | None, stop: StopToken, clock: Clock) -> Iterator[CoreGrant]:
     ask = island_ask(plan)
     host = this_host()
     if store is None:
-        asker = Asker(0, 0, 0, plan.name, None, SystemClock().now())
-        yield decide(host, (), ask, asker, []), lambda _epoch: None
+        asker = Asker(0, 0, 0, plan.name, None, clock.now())
+        yield decide(host, (), ask, asker, [])
         return
     with open_api(store, create=True) as api:
-        sched_id, token = _claim(api, plan.name)
-        exit_kind = "failed"
+        claim = _IslandClaim(api, plan.name, stop, clock)
         try:
-            yield api.cores.grant(sched_id, token, host, ask), _heartbeat(api, sched_id, token)
-            exit_kind = "completed"
-        finally:
-            api.cores.release(sched_id, token)  # what waits for its cores is claimed at once
-            api.queue.complete(sched_id, exit_kind, token=token)
+            grant = api.cores.grant(claim.sched_id, claim.token, host, ask)
+            claim.keep()
+            yield grant
+        except BaseException:
+            with contextlib.suppress(StaleClaim):  # the first error says more
+                claim.end("failed")
+            raise
+        claim.end("completed")
 
 
-def _claim(api: SchedulerApi, name: str) -> tuple[int, int]:
-    """Claim an entry of the agent with the graph's name: the grant belongs to it."""
-    found = api.agents.find(name)
-    pid = found[0].pid if found else api.agents.create(name)
-    # one attempt: if this process is killed, no worker can go on with its run
-    sched_id = api.queue.enqueue(ScheduleSpec(pid, max_attempts=1))
-    worker = f"graph-run-{os.getpid()}"
-    entry = api.queue.force_claim(sched_id, worker_id=worker, claim_timeout_s=CLAIM_TIMEOUT_S)
-    return sched_id, entry.token or 0
+class _IslandClaim:
+    """The claim of an entry of the agent with the graph's name: the grant belongs to it."""
 
+    def __init__(self, api: SchedulerApi, name: str, stop: StopToken, clock: Clock) -> None:
+        found = api.agents.find(name)
+        pid = found[0].pid if found else api.agents.create(name)
+        # one attempt: if this process is killed, no worker can go on with its run
+        self.sched_id = api.queue.enqueue(ScheduleSpec(pid, max_attempts=1))
+        worker = f"graph-run-{os.getpid()}"
+        entry = api.queue.force_claim(self.sched_id, worker_id=worker, claim_timeout_s=CLAIM_TIMEOUT_S)
+        self.token = entry.token or 0
+        self._api, self._name, self._stop, self._clock = api, name, stop, clock
+        self._pause = threading.Condition()
+        self._is_over = False
+        self._lost: RotaError | None = None
+        self._thread = threading.Thread(target=self._beat, name="rota-island", daemon=True)
 
-def _heartbeat(api: SchedulerApi, sched_id: int, token: int) -> OnEpoch:
-    clock = SystemClock()
-    sent_at = clock.monotonic()
+    def keep(self) -> None:
+        """Keep the claim alive until `end`."""
+        self._thread.start()
 
-    def beat(_epoch: int) -> None:
-        nonlocal sent_at
-        if clock.monotonic() - sent_at >= HEARTBEAT_S:
-            sent_at = clock.monotonic()
-            api.queue.heartbeat(sched_id, token=token)
+    def end(self, exit_kind: str) -> None:
+        """Give the cores back and end the entry; raises if the claim was lost."""
+        with self._pause:
+            self._is_over = True
+            self._pause.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        try:
+            call_through_outage(
+                self._clock, lambda: self._give_back(exit_kind), lambda: exit_kind != "completed",
+                limit_s=CLAIM_TIMEOUT_S, say=self._say_waiting,
+            )  # fmt: skip
+        except StoreUnavailable as problem:
+            say(f"{self._name}: its cores are free when its claim expires: {problem.message}", err=True)
+        except StaleClaim as problem:
+            lost = self._lost or problem
+            text = f"island {self._name} has lost its cores: {lost.message}"
+            hint = "Other runs may have them now. Run it again."
+            raise StaleClaim(text, hint=hint, sched_id=self.sched_id, token=self.token) from problem
 
-    return beat
+    def _give_back(self, exit_kind: str) -> None:
+        self._api.cores.release(self.sched_id, self.token)  # what waits for its cores is claimed at once
+        self._api.queue.complete(self.sched_id, exit_kind, token=self.token)
+
+    def _beat(self) -> None:
+        pause_s = HEARTBEAT_S
+        while not self._is_ended(pause_s):
+            try:
+                self._api.queue.heartbeat(self.sched_id, token=self.token)
+            except StoreUnavailable as problem:
+                if pause_s != RETRY_S:
+                    self._say_waiting(problem)
+                pause_s = RETRY_S
+            except RotaError as problem:
+                self._lost = problem
+                self._stop.request(f"island {self._name} has lost its cores")
+                return
+            else:
+                pause_s = HEARTBEAT_S
+
+    def _is_ended(self, after_s: float) -> bool:
+        with self._pause:
+            if not self._is_over:
+                self._clock.wait(self._pause, after_s)
+            return self._is_over
+
+    def _say_waiting(self, problem: StoreUnavailable) -> None:
+        say(f"{self._name}: waiting for the store: {problem.message}", err=True)
 
 
 def _places(grant: CoreGrant) -> tuple[int, ...]:

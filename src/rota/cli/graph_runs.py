@@ -176,10 +176,10 @@ def _run(source: GraphSource, bounds: dict[str, Any], *, quiet: bool, as_island:
         return _run_plan(plan, registry, bounds, source.storage, quiet=quiet)
     from rota.cli.graph_island import admitted
 
-    plan = compile_graph(island_spec(plan.spec), registry)
-    with admitted(plan, source.storage.store, quiet=quiet) as on_epoch:
+    plan, token = compile_graph(island_spec(plan.spec), registry), StopToken()
+    with admitted(plan, source.storage.store, token, quiet=quiet):
         closed = {**bounds, "fails_closed": True}
-        return _run_plan(plan, registry, closed, source.storage, quiet=quiet, on_epoch=on_epoch)
+        return _run_plan(plan, registry, closed, source.storage, quiet=quiet, token=token)
 
 
 def _run_plan(
@@ -189,10 +189,10 @@ def _run_plan(
     storage: Storage,
     *,
     quiet: bool,
-    on_epoch: Callable[[int], None] | None = None,
+    token: StopToken | None = None,
 ) -> _Ended:
-    token = StopToken()
-    on_epoch = on_epoch or progress(bounds.get("steps"), SystemClock())
+    token = token or StopToken()
+    on_epoch = progress(bounds.get("steps"), SystemClock())
     with (
         stop_on_signals(token) as stopped_by,
         _component_output(quiet=quiet),
