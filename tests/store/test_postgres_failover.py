@@ -5,7 +5,9 @@ Specific, because a file has no standby.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import io
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,15 +17,20 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from rich.console import Console
 
 from rota import store
+from rota.cli.view import LiveView
 from rota.clock import SystemClock
 from rota.errors import StaleClaim, StoreUnavailable
 from rota.kernel import Kernel, KernelState, ScheduleSpec
+from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
 from rota.store import server_health
 from rota.store.postgres_timeline import EVENT_ID_GAP
 from rota.store.statements.file import META_GET
+from rota.web import feed as feeds
+from rota.web.feed import Feed
 from tests.postgres_server import PORT, USER, PostgresServer
 
 SYSTEM = SystemClock()
@@ -177,3 +184,56 @@ def test_commits_are_heard_of_whose_numbers_were_given_before_the_failover_too(p
     assert heard.wait(PATIENCE_S), "a commit is announced"
     for kernel in (worker, watcher, other):
         kernel.store.close()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_shows_the_fleet_forgets_what_an_asynchronous_standby_has_lost(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, *, writes: bool
+) -> None:
+    """The first process that writes records the failover, and leaves out ids that no event had."""
+    monkeypatch.setattr(feeds, "POLL_S", 0.1)
+    worker, printed = pair.kernel(), io.StringIO()
+    pid = worker.agents.create("coder")
+    worker.queue.enqueue(ScheduleSpec(pid))
+    pair.until_replayed()
+    pair.standby.stop()
+    api = Dispatcher(worker)
+    with LiveView(api, console=Console(file=printed, force_terminal=False, width=200)) as view:
+        worker.queue.enqueue_many([ScheduleSpec(pid)] * 5)
+
+        async def watch() -> int:
+            feed, drawn = Feed(api, "test"), asyncio.Condition()
+
+            async def listener() -> None:
+                async with drawn:
+                    drawn.notify_all()
+
+            async def until_queued(count: int) -> None:
+                async with drawn:
+                    await drawn.wait_for(lambda: feed.state is not None and feed.state.queued == count)
+
+            feed.subscribe(listener)
+            try:
+                await asyncio.wait_for(until_queued(6), PATIENCE_S)
+                fail_over()  # on this thread: the server ends with the one that starts it
+                await asyncio.wait_for(until_queued(1), PATIENCE_S)
+            finally:
+                feed.stop()
+            return feed.state.queued if feed.state is not None else 0
+
+        def fail_over() -> None:
+            view.look()
+            assert view.state is not None
+            assert view.state.queued == 6
+            pair.primary.stop(signal.SIGKILL)
+            pair.standby.start()
+            pair.promote()
+            if writes:
+                call_through_outage(worker.clock, lambda: worker.agents.create("writer"), lambda: False)
+
+        assert asyncio.run(watch()) == 1
+        view.look()
+        assert view.state.queued == 1  # type: ignore[union-attr]  # it was read
+    assert ("the database was replaced by a standby" in printed.getvalue()) == writes
+    assert "skipped" not in printed.getvalue()
+    worker.store.close()

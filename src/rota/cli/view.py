@@ -26,6 +26,7 @@ from rota.cli.terminal_text import harmless
 from rota.errors import StoreReplaced, StoreUnavailable
 from rota.fleet import Supervisor
 from rota.model import BudgetLine, SchedulingContext
+from rota.model.events import StoreFailedOver
 from rota.observe import (
     ChartRow,
     EntryLookup,
@@ -191,22 +192,33 @@ class LiveView:
         self._lookup.refill()
         state = self._state
         cursor = self._api.journal.cursor()
-        if cursor - state.through_id > LAG_MAX:
+        if cursor - state.through_id > LAG_MAX and not self._has_failed_over(state.through_id):
             state = self._restart(cursor - state.through_id)
+        if cursor < state.through_id:  # a standby that lacks the last commits, to which nothing was written yet
+            state = self._read_again()
         give_up_at = self._api.clock.monotonic() + limit_s
         while state.through_id < cursor:
             events = self._api.journal.tail(state.through_id, PAGE)
             for event in events:
                 told += state.fold(event)
+            if any(event.kind == StoreFailedOver.kind for event in events):  # what was folded before may be lost
+                state = self._read_again()
             if not events or self._api.clock.monotonic() >= give_up_at:
                 break
         return told
 
+    def _has_failed_over(self, after_id: int) -> bool:
+        """Whether the store has failed over after an event: the ids leave out many then, which were no events."""
+        return bool(self._api.journal.tail(after_id, 1, kinds=(StoreFailedOver.kind,)))
+
     def _restart(self, count: int) -> FleetState:
         self._skipped += count
-        self.state = FleetState(start_of(self._api), lookup=self._lookup)
         if not self._paints:
             self._console.print(f"… {count:,} events skipped: they arrived faster than they can be shown")
+        return self._read_again()
+
+    def _read_again(self) -> FleetState:
+        self.state = FleetState(start_of(self._api), lookup=self._lookup)
         return self.state
 
     @property

@@ -28,7 +28,7 @@ from rota.errors import Forbidden, NotFound, RotaError, StoreError, Unauthentica
 from rota.fault_log import FaultLog
 from rota.host.process_cpu import thread_cpu_s
 from rota.model import Event, ReadyEntry
-from rota.model.events import EntriesCompleted, EntriesReturned
+from rota.model.events import EntriesCompleted, EntriesReturned, StoreFailedOver
 from rota.observe import EntryLookup, EventText, FleetState, recent_state
 from rota.service import SchedulerApi
 
@@ -191,8 +191,18 @@ class Feed:
         if events:
             self.cursor = events[-1].event_id
             self._post(self._fold, events, self._failed_entries(events))
-        if len(events) == BATCH_MAX and self._api.journal.cursor() > self.cursor + BEHIND_MAX:
+        if self._is_lost(events) or (
+            len(events) == BATCH_MAX and self._api.journal.cursor() > self.cursor + BEHIND_MAX
+        ):
             self._restart()
+
+    def _is_lost(self, events: list[Event]) -> bool:
+        """Whether what was folded may never have been: a standby that lacks the last commits was promoted.
+
+        Until a process writes there, its journal only ends before the last event that was read.
+        """
+        has_failed_over = any(event.kind == StoreFailedOver.kind for event in events)
+        return has_failed_over or (not events and self._api.journal.cursor() < self.cursor)
 
     def _restart(self) -> None:
         state = recent_state(self._api)
