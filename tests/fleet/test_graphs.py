@@ -15,6 +15,7 @@ from rota.clock import ManualClock
 from rota.errors import FleetInvalid
 from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.config.apply import apply_fleet
+from rota.fleet.config.graph_checks import graph_warnings
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.plan import plan_fleet
 from rota.fleet.fleet_run import FleetRun
@@ -287,6 +288,67 @@ def test_a_cancelled_run_stops_its_live_entries(tmp_path: Path, graphs: FleetHar
     assert not thread.is_alive()
     assert api.queue.counts("status") == {"cancelled": 2}
     assert api.graphs.show(run.run_id).run.status == "cancelled"
+    opened.close()
+
+
+REVIEW = """
+schema_version: 2
+graph: {name: review, budget: {tokens: 50}}
+lanes: {main: {type: event_loop}}
+components:
+  - {id: topics, type: rota.input, execution: {lane: main}}
+  - {id: one, execution: {agent: report, map_over: topic}}
+  - {id: all, type: rota.output, execution: {lane: main}}
+edges:
+  - {id: ask, kind: async, from: topics.out, to: one.topic}
+  - {id: answer, kind: async, from: one.out, to: all.value}
+"""
+NESTED = f"""{FLEET}
+[graphs.review]
+file = "review.yaml"
+project = "lab"
+inputs = {{topics = ["wind", "rain"]}}
+triggers = [{{on = "start"}}]
+"""
+
+
+def test_a_node_may_be_another_graph(tmp_path: Path, graphs: FleetHarness) -> None:
+    """Its entry coordinates a run of that graph, whose result is the node's."""
+    graphs.store.close()
+    (tmp_path / "review.yaml").write_text(REVIEW)
+    path = tmp_path / "fleet.toml"
+    path.write_text(NESTED)
+    warned = list(graph_warnings(load_fleet(path)))
+    assert ["what a run of graph report uses counts in its own budget" in each for each in warned] == [True]
+    opened = store.open(str(tmp_path / "rota.db"))
+    api = Dispatcher(Kernel(opened), "eevdf")
+    FleetRun(api, load_fleet(path)).run(until_idle=True)
+    (run,), _ = api.graphs.list(graph="review")
+    report = api.graphs.show(run.run_id).run
+    assert (report.status, report.error) == ("succeeded", None)
+    assert report.result == {"all": [{"text": "all about wind"}, {"text": "all about rain"}]}
+    parts, _ = api.graphs.list(graph="report")
+    assert [api.graphs.show(part.run_id).usage for part in parts] == [{"tokens": 10}] * 2
+    opened.close()
+
+
+def test_a_cancelled_run_ends_the_runs_of_graphs_that_are_its_nodes(tmp_path: Path, graphs: FleetHarness) -> None:
+    graphs.store.close()
+    (tmp_path / "review.yaml").write_text(REVIEW)
+    path = tmp_path / "fleet.toml"
+    path.write_text(NESTED.replace('function = "nodes:research"', 'command = ["sleep", "600"]\nstop_grace_s = 0.1'))
+    opened = store.open(str(tmp_path / "rota.db"))
+    api = Dispatcher(Kernel(opened), "eevdf")
+    fleet = FleetRun(api, load_fleet(path))
+    thread = threading.Thread(target=fleet.run, kwargs={"until_idle": True})
+    thread.start()
+    until(lambda: api.graphs.list(status="waiting")[1] == 3 and api.queue.list(status="running")[1] == 2)
+    (run,), _ = api.graphs.list(graph="review")
+    api.graphs.cancel(run.run_id)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert api.queue.counts("status") == {"cancelled": 5}
+    assert {each.status for each in api.graphs.list()[0]} == {"cancelled"}
     opened.close()
 
 

@@ -88,8 +88,7 @@ class GraphRunner:
         stop = StopToken()
         channel.started(_StopHandle(stop))
         before_s = thread_cpu_s()
-        key = assignment.entry.key or ""
-        act = self._call_component if key.startswith("graph/") else self._coordinate
+        act = self._call_component if _is_component(assignment.entry) else self._coordinate
         outcome = act(assignment, channel, stop)
         return msgspec.structs.replace(outcome, cpu_ms=round((thread_cpu_s() - before_s) * 1000))
 
@@ -273,6 +272,15 @@ def _outcome_of(run: GraphRun) -> RunOutcome:
     if run.status == "cancelled":
         return RunOutcome(exit_kind="cancelled", result={"error": run.error or "the run was cancelled"})
     return _failed(run.error or "the run failed")
+
+
+def _is_component(entry: ReadyEntry) -> bool:
+    """Whether an entry calls a component of a queue lane.
+
+    A node that is another graph has such a key, too, but its entry is the coordinator of a run of that graph.
+    """
+    name, key = entry.payload.get("invocation"), entry.key or ""
+    return isinstance(name, str) and (key == f"graph/{name}" or key.startswith(f"graph/{name}~"))
 
 
 def _is_lost(channel: RunChannel) -> bool:
