@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rota import store
 from rota.cli import app
-from rota.cli.graph_island import HEARTBEAT_S, admitted
+from rota.cli.graph_island import HEARTBEAT_S, RETRY_S, admitted
 from rota.clock import ManualClock
 from rota.errors import GraphInvalid, IslandRefused, StaleClaim
 from rota.graph import (
@@ -32,7 +32,6 @@ from rota.model.core_grants import CoreAsk, CoreHost
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted
 from rota.service import Asker, CoreGrants, decide, this_host
-from rota.service.outages import RETRY_S
 from tests.host.support import until
 from tests.postgres_server import PostgresServer
 

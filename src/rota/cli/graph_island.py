@@ -22,17 +22,17 @@ from rota.clock import Clock, SystemClock
 from rota.errors import RotaError, StaleClaim, StoreUnavailable
 from rota.graph import Plan, StopToken, island_ask
 from rota.model import ScheduleSpec
-from rota.service import Asker, decide, this_host
-from rota.service.outages import RETRY_S, call_through_outage
+from rota.service import Asker, call_through_outage, decide, this_host
 
 if TYPE_CHECKING:
     from rota.model import CoreGrant
     from rota.service import SchedulerApi
 
-__all__ = ["HEARTBEAT_S", "admitted"]
+__all__ = ["HEARTBEAT_S", "RETRY_S", "admitted"]
 
 CLAIM_TIMEOUT_S = 60.0  # after the end of a killed process its cores are free again this much later
 HEARTBEAT_S = 15.0
+RETRY_S = 1.0  # between two heartbeats while the store is away
 
 
 @contextlib.contextmanager

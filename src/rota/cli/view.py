@@ -26,7 +26,6 @@ from rota.cli.terminal_text import harmless
 from rota.errors import StoreReplaced, StoreUnavailable
 from rota.fleet import Supervisor
 from rota.model import BudgetLine, SchedulingContext
-from rota.model.events import StoreFailedOver
 from rota.observe import (
     ChartRow,
     EntryLookup,
@@ -49,6 +48,7 @@ FOLD_S = 0.025  # of which this much may be spent on reading
 LAST_S = 1.0  # for the last refresh, which should show the end
 CLOSE_S = 5.0  # how long `close` waits for a store that does not answer
 PAGE = 500  # events read at a time
+FAILED_OVER = "kernel.store.failed_over"
 LAG_MAX = 50_000  # events; a view that is further behind restarts at the latest
 IDLE_STEP_S = 10.0  # how often the clock is painted while nothing runs
 FAILURES_MAX = 5  # in a row; then the view ends
@@ -201,7 +201,7 @@ class LiveView:
             events = self._api.journal.tail(state.through_id, PAGE)
             for event in events:
                 told += state.fold(event)
-            if any(event.kind == StoreFailedOver.kind for event in events):  # what was folded before may be lost
+            if any(event.kind == FAILED_OVER for event in events):  # what was folded before may be lost
                 state = self._read_again()
             if not events or self._api.clock.monotonic() >= give_up_at:
                 break
@@ -209,7 +209,7 @@ class LiveView:
 
     def _has_failed_over(self, after_id: int) -> bool:
         """Whether the store has failed over after an event: the ids leave out many then, which were no events."""
-        return bool(self._api.journal.tail(after_id, 1, kinds=(StoreFailedOver.kind,)))
+        return bool(self._api.journal.tail(after_id, 1, kinds=(FAILED_OVER,)))
 
     def _restart(self, count: int) -> FleetState:
         self._skipped += count
