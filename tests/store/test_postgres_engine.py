@@ -21,6 +21,7 @@ import psycopg
 import pytest
 
 from rota import Rota, store
+from rota.cli.graph_start import wait_for_run
 from rota.cli.outages import wait_for_end
 from rota.errors import InvalidInput, SchemaMismatch, StoreReplaced, StoreUnavailable
 from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec, copy_store
@@ -809,6 +810,28 @@ def test_a_command_that_waits_for_an_entry_waits_for_the_server_too(
     )
     assert waiting.outcome().status == "succeeded"
     assert capsys.readouterr().err == "connected again\n"
+    opened.close()
+
+
+def test_a_command_that_waits_for_a_graph_run_waits_for_the_server_too(
+    own_server: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = open_postgres(f"{own_server.dsn()}&schema=graph_waits")
+    api = Dispatcher(Kernel(opened))
+    api.agents.create("coder")
+    node = {"id": "code", "execution": {"agent": "coder"}}
+    document = {"schema_version": 2, "graph": {"name": "g"}, "lanes": {}, "components": [node], "edges": []}
+    run, cursor = api.graphs.start(document, run_id="r1"), api.journal.cursor()
+    own_server.stop(signal.SIGKILL)
+    waiting = Caller(lambda: wait_for_run(api, run, cursor))
+    said = ""
+    while "waiting for it" not in said:
+        assert not waiting.is_done
+        said += capsys.readouterr().err
+        threading.Event().wait(0.01)
+    own_server.restart(signal.SIGKILL)
+    call_through_outage(api.clock, lambda: api.graphs.cancel("r1"), lambda: False)
+    assert waiting.outcome().status == "cancelled"
     opened.close()
 
 

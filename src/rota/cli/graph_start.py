@@ -21,7 +21,7 @@ from rota.model import GraphRunInfo
 if TYPE_CHECKING:
     from rota.service import SchedulerApi
 
-__all__ = ["GraphStartOptions", "has_agents", "start"]
+__all__ = ["GraphStartOptions", "has_agents", "start", "wait_for_run"]
 
 LOOK_S = 30.0  # how long one request waits for the end of a run
 ENDED = "kernel.graph.ended"
@@ -70,7 +70,7 @@ def start(file: Path, store: str | None, options: GraphStartOptions, *, as_json:
             return
         if run.ended_at is None:
             _warn_without_workers(api)
-        ended = _wait(api, run, cursor)
+        ended = wait_for_run(api, run, cursor)
     _print_end(ended, as_json=as_json)
     if ended.status != "succeeded":
         raise typer.Exit(1)
@@ -81,13 +81,19 @@ def _warn_without_workers(api: SchedulerApi) -> None:
         say("no worker is running: start one with `rota run fleet.toml`", err=True)
 
 
-def _wait(api: SchedulerApi, run: GraphRunInfo, cursor: int) -> GraphRunInfo:
+def wait_for_run(api: SchedulerApi, run: GraphRunInfo, cursor: int) -> GraphRunInfo:
     """Return a run when it has ended; Ctrl-C ends the waiting, not the run."""
+    from rota.cli.outages import call_and_say_outage
+
+    def look() -> GraphRunInfo:
+        nonlocal cursor
+        for event in api.journal.tail(cursor, kinds=(ENDED,), wait_s=LOOK_S):
+            cursor = event.event_id
+        return api.graphs.get(run.run_id)
+
     try:
         while run.ended_at is None:
-            for event in api.journal.tail(cursor, kinds=(ENDED,), wait_s=LOOK_S):
-                cursor = event.event_id
-            run = api.graphs.get(run.run_id)
+            run = call_and_say_outage(api.clock, look)  # the run goes on when the store is back, and so does this
     except KeyboardInterrupt:
         say(f"\nrun {run.run_id} goes on; to stop it: rota graph cancel {run.run_id}", err=True)
         raise
