@@ -15,6 +15,7 @@ from rich.console import Console
 from rota import store
 from rota.cli import fleet_plan as cli
 from rota.clock import ManualClock
+from rota.errors import StoreUnavailable
 from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.plan import FleetPlan, divide_slots, plan_fleet
@@ -25,6 +26,7 @@ from rota.kernel import Kernel
 from rota.model.cpu import core_list
 from rota.model.policy_setting import PolicySetting
 from rota.service.store_policies import StorePolicies
+from tests.daemon.harness import make_token, serving
 from tests.fleet.support import START, FleetHarness
 from tests.stores import everything
 
@@ -454,6 +456,34 @@ def test_the_plan_reads_a_store_and_does_not_change_it(tmp_path: Path) -> None:
     assert "agent nightly paused: no longer in the fleet file" in text
     assert everything(opened) == before
     opened.close()
+
+
+@pytest.mark.parametrize("over", ["unix", "http"])
+def test_a_daemon_is_asked_what_its_store_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: str) -> None:
+    """Over HTTP the plan was refused ("no store for http://"); over the socket it was that of a store without rows."""
+    with serving(tmp_path / "rota.db") as served:
+        if over == "http":
+            monkeypatch.setenv("ROTA_ACCESS_TOKEN", make_token(served.path, "read"))
+        address = f'store = "{served.unix if over == "unix" else served.url}"\n'
+        (tmp_path / "fleet.toml").write_text(address + BUDGETED)
+        with served.client() as client:
+            apply_fleet(client, load_fleet(tmp_path / "fleet.toml"))
+            client.policies.set("round_robin", by="anna")
+        (tmp_path / "fleet.toml").write_text(address + BUDGETED.replace("[agents.nightly]", "[agents.weekly]"))
+        text = printed(tmp_path / "fleet.toml", as_json=False)
+        assert "(exists)" in text
+        assert "round_robin" in text
+        assert "agent weekly created" in text
+        assert "agent nightly paused: no longer in the fleet file" in text
+        (tmp_path / "fleet.toml").write_text(address + "policy = 'wfq'\n" + BUDGETED)
+        text = printed(tmp_path / "fleet.toml", as_json=False)
+        assert "policy: this file is refused: the policy of this store is round_robin, set by anna" in text
+
+
+def test_a_plan_of_a_daemon_that_is_away_says_so(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(f'store = "unix:{tmp_path}/rota.sock"\n' + BUDGETED)
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        printed(tmp_path / "fleet.toml", as_json=False)
 
 
 def test_the_json_output_is_the_whole_plan(harness: FleetHarness) -> None:

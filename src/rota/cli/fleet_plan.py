@@ -12,12 +12,14 @@ from rich.table import Table
 
 from rota import store
 from rota.cli import output
+from rota.cli.connection import open_client
 from rota.cli.terminal_text import harmless
 from rota.clock import Clock, SystemClock, local_time
 from rota.errors import StoreMissing
 from rota.fleet import Fleet, FleetPlan, fleet_schema, load_fleet, plan_fleet
 from rota.kernel import Kernel
 from rota.model import amount_text, dim_text, dollars
+from rota.rpc import Client, is_remote
 
 __all__ = ["print_plan", "print_schema"]
 
@@ -32,11 +34,14 @@ def print_schema() -> None:
 def print_plan(
     path: str | os.PathLike[str], *, as_json: bool, clock: Clock | None = None, console: Console | None = None
 ) -> FleetPlan:
-    """Print the plan of a fleet and return it. The store is opened only if it exists, and only to read."""
+    """Print the plan of a fleet and return it. The store is opened only if it exists, and only to read.
+
+    A daemon is asked what its store has.
+    """
     fleet = load_fleet(path)
     now = (clock or SystemClock()).now()
-    with _read_only(fleet) as kernel:
-        plan = plan_fleet(fleet, now, kernel, None if kernel is None else kernel.policies.get())
+    with _read_only(fleet) as api:
+        plan = plan_fleet(fleet, now, api, None if api is None else api.policies.get())
     if as_json:
         output.print_json(plan, file=None if console is None else console.file)
     else:
@@ -45,7 +50,11 @@ def print_plan(
 
 
 @contextmanager
-def _read_only(fleet: Fleet) -> Iterator[Kernel | None]:
+def _read_only(fleet: Fleet) -> Iterator[Client | Kernel | None]:
+    if is_remote(fleet.store_path):
+        with open_client(fleet.store_path) as client:
+            yield client
+        return
     try:
         opened = store.open(fleet.store_path, read_only=True, create=False)
     except StoreMissing:

@@ -26,6 +26,7 @@ from rota.kernel.store_policy import StorePolicy
 from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.agent_names import agent_in_project
 from rota.model.money import amount_text
+from rota.model.policy_setting import PolicyInForce
 from rota.model.work import Trigger
 from rota.service.api import KernelApi
 from rota.service.policy_process import make_policy
@@ -153,10 +154,12 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[str]  # what applying the file would change in the store
 
 
-def plan_fleet(fleet: Fleet, now: float, api: KernelApi | None = None, stored: StorePolicy | None = None) -> FleetPlan:
+def plan_fleet(
+    fleet: Fleet, now: float, api: KernelApi | None = None, stored: StorePolicy | PolicyInForce | None = None
+) -> FleetPlan:
     """Return what the fleet would do from now on; with an API, count the usage in the store.
 
-    `stored` is the policy of the store, by which a file without one runs.
+    `stored` is the policy of the store, by which a file without one runs, as its kernel or its daemon says.
     """
     fleet, about_policy = (fleet, []) if stored is None else with_policy_of_store(fleet, stored)
     slots = len(fleet.slot_kinds)
