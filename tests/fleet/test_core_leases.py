@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,9 +13,16 @@ from typer.testing import CliRunner
 from rota import Rota
 from rota.cli import app as cli
 from rota.fleet.agent_settings import AgentSettings
+from rota.fleet.live_run import LiveRun
 from rota.fleet.run_cpu import RunCpu, where_of
+from rota.fleet.runners.contract import Assignment, RunOutcome
+from rota.fleet.runners.resources import RunnerResources
+from rota.fleet.supervised_cores import SupervisedCores
+from rota.host.cpu_groups import CpuOwner
 from rota.host.thread_settings import allowed_cores
+from rota.kernel import ScheduleSpec
 from rota.model.cpu import CpuSettings
+from rota.model.work import ReadyEntry
 
 CORES = len(allowed_cores())
 FLEET = """
@@ -88,6 +96,59 @@ def test_a_run_asks_only_for_what_it_is_held_to(
     cpu = RunCpu(owners=(), usable=frozenset({0, 1}), own=own)
     found = cpu.asked(where_of(settings.executes, settings.isolation), holds_processes=holds_processes)
     assert (None if found is None else msgspec.to_builtins(found)) == asked
+
+
+class _Run(msgspec.Struct):
+    """What is asked of a run in progress here."""
+
+    assignment: Assignment
+    entry: ReadyEntry
+
+
+@pytest.mark.skipif(CORES < 2, reason="a lease needs two cores")
+def test_settings_that_are_changed_while_a_run_goes_on_change_its_grant(caplog: pytest.LogCaptureFixture) -> None:
+    """A lease could be granted of the only core that a running program had after `rota reload`."""
+    with Rota() as app, RunnerResources() as resources:
+        kernel, grants = app.api, SupervisedCores(app.api, resources)
+        for name in ("hog", "control"):
+            kernel.queue.enqueue(ScheduleSpec(kernel.agents.create(name)))
+        hog, control = kernel.queue.claim(worker_id="box", max_n=2)
+
+        def execute(entry: ReadyEntry, cpu: CpuSettings, during: Callable[[CpuOwner], RunOutcome]) -> RunOutcome:
+            agent = kernel.agents.get(entry.pid)
+            owner = CpuOwner(f"agent:{agent.pid}", agent.name, cpu)
+            settings = AgentSettings(runner="command", argv=("x",), cpu=cpu)
+            own = RunCpu(owners=(owner,), usable=frozenset(allowed_cores()), own=cpu)
+            assignment = Assignment(entry=entry, agent=agent, settings=settings, slot="1", cpu=own)
+            return grants.execute(cast("LiveRun", _Run(assignment, entry)), lambda: during(owner))
+
+        def change(owner: CpuOwner, **settings: Any) -> None:
+            resources.cpu_changed(owner.key, lambda: owner._replace(cpu=CpuSettings(**settings)))
+
+        def granted() -> list[tuple[str, list[str], tuple[int, ...]]]:
+            (host,) = kernel.cores.status().hosts
+            return [(each.owner, list(each.sentences()), each.allowed) for each in host.grants]
+
+        def beside(owner: CpuOwner) -> RunOutcome:
+            assert granted() == [("hog", ["at most 40 ms in 100 ms"], (CORE,)), *granted()[1:]]
+            change(owner, lease=0, quota="30ms/100ms")  # of a run that has leased a core
+            (_, mine) = granted()
+            assert mine[1] == [f"core {mine[2][0]} for itself", "at most 30 ms in 100 ms"]
+            return RunOutcome()
+
+        def hogs(owner: CpuOwner) -> RunOutcome:
+            change(owner, weight=2.0, quota="40ms/100ms", cores=str(CORE))
+            assert granted() == [("hog", ["at most 40 ms in 100 ms"], (CORE,))]
+            refused = execute(control, CpuSettings(lease=1, cores=str(CORE)), lambda _: RunOutcome())
+            assert refused.yield_after_s is not None
+            assert f"core {CORE} is the last open one of entry {hog.sched_id} (hog)" in caplog.text
+            assert execute(control, CpuSettings(lease=1), beside).yield_after_s is None
+            change(owner, weight=3.0)
+            assert kernel.cores.status().hosts == []  # nothing is left that needs a grant
+            return RunOutcome()
+
+        execute(hog, CpuSettings(weight=1.0), hogs)
+        assert kernel.cores.status().hosts == []
 
 
 def test_a_run_that_no_host_could_grant_its_reservation_fails_at_once(tmp_path: Path) -> None:

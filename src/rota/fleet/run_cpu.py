@@ -19,7 +19,7 @@ from rota.host.cpu_enforcement import NOT_HELD, Where, cpu_states, denied_polici
 from rota.host.cpu_groups import CpuOwner, niceness, run_scheduling
 from rota.host.thread_settings import Scheduling
 from rota.model.agent_settings import AgentSettings
-from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_cores, read_cpu
+from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, core_list, parse_cores, parse_quota, read_cpu
 from rota.model.ray import RAY
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
 
@@ -100,6 +100,24 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         if where == "process" and not holds_processes:
             return msgspec.structs.replace(self.own, cores=None, lease=None)
         return self.own
+
+    def changed(self, owner: CpuOwner) -> RunCpu:
+        """Return what it may use after the settings of its project or its agent were changed.
+
+        What is for each run (lease, class, realtime) stays as it began.
+        """
+        owners = tuple(owner if each.key == owner.key else each for each in self.owners)
+        cpu_of = {each.key.partition(":")[0]: each.cpu for each in owners}
+        merged = _merged(cpu_of.get("agent", CpuSettings()), cpu_of.get("project", CpuSettings()))
+        cores, lease, quota = merged.cores, self.own.lease, merged.quota
+        if self.leased is not None:  # it has these, whatever it may lease from now on
+            cores, lease = core_list(self.leased), len(self.leased)
+        elif cores is not None and self.own.leased_cores > len(parse_cores(cores)):
+            lease = None
+        if quota is not None and cores is not None and parse_quota(quota).cores > len(parse_cores(cores)):
+            quota = None  # it limits nothing
+        own = msgspec.structs.replace(self.own, weight=merged.weight, quota=quota, cores=cores, lease=lease)
+        return msgspec.structs.replace(self, owners=owners, own=own)
 
     @property
     def has_cores(self) -> bool:

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rota.errors import Refused, RotaError
+from rota.errors import Refused, RotaError, StaleClaim
 from rota.fault_log import FaultLog
 from rota.fleet.live_run import LiveRun
 from rota.fleet.run_cpu import RunCpu, where_of
 from rota.fleet.runners.contract import RunOutcome
 from rota.fleet.runners.resources import RunnerResources
-from rota.model.core_grants import CoreHost
+from rota.host.cpu_groups import CpuOwner
+from rota.model.core_grants import CoreGrant, CoreHost
 from rota.model.cpu import CpuSettings, core_list
 from rota.model.events import CoresGranted, CoresReturned, Event
 from rota.model.retries import CORES_NEVER_GRANTED
@@ -56,14 +57,14 @@ class SupervisedCores:
         """
         cpu, entry = run.assignment.cpu, run.entry
         asked = None if cpu is None else self._asked(run, cpu)
-        if cpu is None or asked is None or not needs_grant(asked):
-            return execute()
-        if not cpu.has_cores:
-            return execute()  # its runner refuses it
+        if cpu is None or asked is None or not cpu.has_cores:
+            return execute()  # its runner refuses settings without a core
+        assert entry.token is not None  # noqa: S101  # it was claimed
+        if not needs_grant(asked):
+            return self._execute(run, cpu, None, execute)
         host = self._here()
         cpu = msgspec.structs.replace(cpu, confinement=self._resources.confinement)
         run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
-        assert entry.token is not None  # noqa: S101  # it was claimed
         try:
             granted = grant(self._api, host, entry.sched_id, entry.token, asked)
         except Refused as refusal:
@@ -72,14 +73,23 @@ class SupervisedCores:
             self._tell(run, refusal.message)
             return RunOutcome(yield_after_s=refused_delay_s(self._api.clock.now() - entry.created_at))
         self._told.pop(entry.sched_id, None)
+        return self._execute(run, cpu, granted, execute)
+
+    def _execute(
+        self, run: LiveRun, cpu: RunCpu, granted: CoreGrant | None, execute: Callable[[], RunOutcome]
+    ) -> RunOutcome:
+        """Execute a run with what it was granted, and ask again when its settings are changed meanwhile."""
+        held = _HeldCores(self, run, cpu, granted)
         try:
-            if granted.leased:
+            if granted is not None and granted.leased:
                 self._confine()
-                cpu = msgspec.structs.replace(cpu, leased=frozenset(granted.leased))
+                held.cpu = cpu = msgspec.structs.replace(cpu, leased=frozenset(granted.leased))
                 run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
+            self._resources.watch_cpu(held.change, frozenset(owner.key for owner in cpu.owners))
             return execute()
         finally:
-            self._release(run, entry.token)
+            self._resources.forget_cpu(held.change)
+            held.end()
 
     def _asked(self, run: LiveRun, cpu: RunCpu) -> CpuSettings | None:
         """Return what the run asks for: a core that it would not be held to would only be idle."""
@@ -96,9 +106,32 @@ class SupervisedCores:
                 self._told.clear()
             self._told[run.entry.sched_id] = problem
 
-    def _release(self, run: LiveRun, token: int) -> None:
+    def ask_again(self, run: LiveRun, cpu: RunCpu, *, has_grant: bool) -> bool:
+        """Have a run in progress granted its changed settings, which apply to it; returns whether it has a grant.
+
+        The grant says where it may run, so that no other run leases the only core that it has left.
+        """
+        entry, asked = run.entry, self._asked(run, cpu)
+        assert entry.token is not None  # noqa: S101  # it was claimed
         try:
-            release(self._api, run.entry.sched_id, token)
+            if asked is None or not needs_grant(asked):
+                if has_grant:
+                    release(self._api, entry.sched_id, entry.token)
+                return False
+            grant(self._api, self._here(), entry.sched_id, entry.token, asked)
+        except StaleClaim:
+            return has_grant
+        except RotaError as problem:
+            told = "the changed cpu settings of %s #%s apply without a grant: %s"
+            _log.warning(told, run.assignment.agent.name, entry.sched_id, problem.message)
+            return has_grant
+        return True
+
+    def release(self, run: LiveRun) -> None:
+        """Return what a run was granted."""
+        assert run.entry.token is not None  # noqa: S101  # it was claimed
+        try:
+            release(self._api, run.entry.sched_id, run.entry.token)
         except RotaError as problem:  # it ends with the claim
             _log.warning("the cores of entry %s are returned when its claim ends: %s", run.entry.sched_id, problem)
         self._refresh()
@@ -147,3 +180,30 @@ class SupervisedCores:
         """Use all cores again: this process may go on after its supervisor."""
         if self._resources.is_confined:
             self._resources.confinement.set_open(self._resources.confinement.usable)
+
+
+class _HeldCores:
+    """What one run in progress was granted."""
+
+    def __init__(self, cores: SupervisedCores, run: LiveRun, cpu: RunCpu, granted: CoreGrant | None) -> None:
+        self.cpu = cpu
+        self._cores = cores
+        self._run = run
+        self._has_grant = granted is not None
+        self._has_ended = False
+        self._lock = threading.Lock()  # nothing is granted after the end
+
+    def change(self, owner: CpuOwner) -> None:
+        """The settings of its project or its agent were changed."""
+        with self._lock:
+            before, after = self.cpu, self.cpu.changed(owner)
+            self.cpu = after
+            if after.own != before.own and after.has_cores and not self._has_ended:
+                self._has_grant = self._cores.ask_again(self._run, after, has_grant=self._has_grant)
+
+    def end(self) -> None:
+        """The run has ended."""
+        with self._lock:
+            self._has_ended = True
+            if self._has_grant:
+                self._cores.release(self._run)
