@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rota.errors import ProjectExists, ProjectIllegalTransition, ProjectInvalid, ProjectUnknown
+from rota.errors import FleetInvalid, ProjectExists, ProjectIllegalTransition, ProjectInvalid, ProjectUnknown
 from rota.model.events import FlowReweighted, ProjectCreated, ProjectTransitioned, ProjectUpdated
 from rota.model.reasons import BlockingBase, CapReached, PausedByOperator, ProjectInactive
 from rota.model.work import ProjectConstraint
@@ -74,6 +74,17 @@ def test_an_invalid_change_changes_nothing(world: World, changes: dict[str, Any]
     with pytest.raises(ProjectInvalid):
         world.projects.update("lab", **changes)
     assert world.everything() == before
+
+
+@pytest.mark.parametrize("cpu", [{"cores": "5-2"}, {"lease": 100_000}, {"quotas": "20ms/100ms"}, 7])
+def test_cpu_settings_that_a_run_could_not_read_are_refused(world: World, cpu: Any) -> None:
+    """They were accepted, and each agent of the project was paused at its next run, with its own settings blamed."""
+    world.projects.create("lab", metadata={"cpu": {"cores": "0-1"}})
+    with pytest.raises(FleetInvalid, match="CpuSettings"):
+        world.projects.update("lab", metadata={"cpu": cpu})
+    with pytest.raises(FleetInvalid, match="CpuSettings"):
+        world.projects.create("studio", metadata={"cpu": cpu})
+    assert [project.metadata for project in world.projects.list()[0]] == [{"cpu": {"cores": "0-1"}}]
 
 
 def test_projects_are_listed_by_id_and_status(world: World) -> None:

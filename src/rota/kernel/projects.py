@@ -22,6 +22,7 @@ from rota.kernel.rows import json_text, project_from_row
 from rota.kernel.settings import delete_setting, read_setting, write_setting
 from rota.kernel.workspaces import Workspaces
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
+from rota.model.cpu import CPU_KEY, read_cpu
 from rota.model.events import (
     EventData,
     FlowReweighted,
@@ -76,6 +77,7 @@ class Projects(Workspaces, Grants):
             updated_at=now,
             metadata={} if metadata is None else metadata,
         )
+        body = _metadata(project.metadata)
 
         def work(tx: Transaction) -> Project:
             if tx.run(sql.GET, (project_id,)):
@@ -88,7 +90,7 @@ class Projects(Workspaces, Grants):
                 "{}",
                 now,
                 now,
-                _json("metadata", project.metadata),
+                body,
             )
             tx.run(sql.CREATE, row)
             usage_windows.open_window(tx, project_id, usage_windows.SHARE, usage_windows.share_window_s(tx))
@@ -119,7 +121,7 @@ class Projects(Workspaces, Grants):
         for field in changes:
             _checks.one_of("field", field, ("name", "weight", "max_concurrent", "metadata"))
         if "metadata" in changes:
-            _json("metadata", changes["metadata"])
+            _metadata(changes["metadata"])
         if "name" in changes:
             _checks.name("name", changes["name"])
 
@@ -221,6 +223,13 @@ class Projects(Workspaces, Grants):
 def _repairs(project: Project, changed: Project) -> bool:
     """Whether a change replaces a column that cannot be read; any other would write an empty one over it."""
     return changed.constraint is not project.constraint or changed.metadata is not project.metadata
+
+
+def _metadata(value: Any) -> str:
+    """Check a project's metadata and the settings in it, which its runs would fail to read; returns it encoded."""
+    body = _json("metadata", value)
+    read_cpu(value.get(CPU_KEY))
+    return body
 
 
 def _json(field: str, value: Any) -> str:

@@ -224,7 +224,7 @@ class ProjectsApi(Protocol):
         execution="write",
         bound=REFUSED,
         run="refused",
-        errors=(e.ProjectExists, e.ProjectInvalid),
+        errors=(e.ProjectExists, e.ProjectInvalid, e.FleetInvalid),
     )
     def create(
         self,
@@ -259,7 +259,7 @@ class ProjectsApi(Protocol):
         bound=REFUSED,
         run="refused",
         retry_safe=True,
-        errors=_PROJECT,
+        errors=(e.FleetInvalid, *_PROJECT),
     )
     def update(
         self,
