@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 from rota import store
 from rota.cli import app
-from rota.cli.graph_island import HEARTBEAT_S, RETRY_S, admitted
+from rota.cli.graph_island import HEARTBEAT_S, RETRY_S, _IslandClaim, admitted
 from rota.clock import ManualClock
-from rota.errors import GraphInvalid, IslandRefused, StaleClaim
+from rota.errors import GraphInvalid, IslandRefused, SchedAdmissionDenied, StaleClaim
 from rota.graph import (
     ComponentRegistry,
     RuntimeRunner,
@@ -28,10 +29,11 @@ from rota.graph import (
 from rota.graph.spec import MEMORY_BYTES_MAX
 from rota.host.thread_settings import allowed_cores
 from rota.kernel import Kernel, ScheduleSpec
+from rota.kernel.queue import Queue
 from rota.model.core_grants import CoreAsk, CoreHost
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted
-from rota.service import Asker, CoreGrants, decide, this_host
+from rota.service import Asker, CoreGrants, SchedulerApi, decide, this_host
 from tests.host.support import until
 from tests.postgres_server import PostgresServer
 
@@ -254,3 +256,28 @@ def test_an_island_that_has_lost_its_cores_stops(tmp_path: Path) -> None:
         process.__exit__(None, None, None)
     assert stop.reason == "island voice has lost its cores"
     kernel.store.close()
+
+
+class _Raced(Queue):
+    """A worker takes whatever it may as soon as it is enqueued."""
+
+    def enqueue(self, spec: ScheduleSpec) -> int:
+        sched_id = super().enqueue(spec)
+        assert self.claim(worker_id="box", max_n=1) == []
+        return sched_id
+
+
+def test_a_supervisor_does_not_take_the_entry_of_an_island() -> None:
+    """One that runs agents of the graph's name took it: the island was refused here and ran there."""
+    kernel = Kernel(store.open(":memory:"))
+    api = SimpleNamespace(agents=kernel.agents, queue=_Raced(kernel.env))
+    claim = _IslandClaim(cast("SchedulerApi", api), "voice", StopToken(), ManualClock())
+    assert kernel.queue.get(claim.sched_id).token == claim.token
+
+
+def test_an_island_that_may_not_run_leaves_no_entry() -> None:
+    kernel = Kernel(store.open(":memory:"))
+    kernel.agents.pause(kernel.agents.create("voice"), by="anna")
+    with pytest.raises(SchedAdmissionDenied):
+        _IslandClaim(cast("SchedulerApi", kernel), "voice", StopToken(), ManualClock())
+    assert kernel.queue.get(1).state == "cancelled"

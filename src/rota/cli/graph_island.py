@@ -33,6 +33,7 @@ __all__ = ["HEARTBEAT_S", "RETRY_S", "admitted"]
 CLAIM_TIMEOUT_S = 60.0  # after the end of a killed process its cores are free again this much later
 HEARTBEAT_S = 15.0
 RETRY_S = 1.0  # between two heartbeats while the store is away
+ISLAND_KIND = "rota.island"  # the kind of slot that its entry needs, which no supervisor has
 
 
 @contextlib.contextmanager
@@ -78,15 +79,23 @@ def _granted(plan: Plan, store: str | None, stop: StopToken, clock: Clock) -> It
 
 
 class _IslandClaim:
-    """The claim of an entry of the agent with the graph's name: the grant belongs to it."""
+    """The claim of an entry of the agent with the graph's name: the grant belongs to it.
+
+    No slot is of its kind, so no supervisor that runs this agent takes the entry before this process does.
+    """
 
     def __init__(self, api: SchedulerApi, name: str, stop: StopToken, clock: Clock) -> None:
         found = api.agents.find(name)
         pid = found[0].pid if found else api.agents.create(name)
         # one attempt: if this process is killed, no worker can go on with its run
-        self.sched_id = api.queue.enqueue(ScheduleSpec(pid, max_attempts=1))
+        self.sched_id = api.queue.enqueue(ScheduleSpec(pid, max_attempts=1, kind=ISLAND_KIND))
         worker = f"graph-run-{os.getpid()}"
-        entry = api.queue.force_claim(self.sched_id, worker_id=worker, claim_timeout_s=CLAIM_TIMEOUT_S)
+        try:
+            entry = api.queue.force_claim(self.sched_id, worker_id=worker, claim_timeout_s=CLAIM_TIMEOUT_S)
+        except RotaError:
+            with contextlib.suppress(RotaError):
+                api.queue.cancel(self.sched_id)  # nothing else would
+            raise
         self.token = entry.token or 0
         self._api, self._name, self._stop, self._clock = api, name, stop, clock
         self._pause = threading.Condition()
