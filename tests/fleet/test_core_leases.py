@@ -136,13 +136,26 @@ def test_settings_that_are_changed_while_a_run_goes_on_change_its_grant(caplog: 
             assert mine[1] == [f"core {mine[2][0]} for itself", "at most 30 ms in 100 ms"]
             return RunOutcome()
 
+        def joined(_: CpuOwner) -> RunOutcome:
+            change(hog_owner[0], weight=2.0, quota="40ms/100ms", cores=str(CORE))
+            assert f"hog #{hog.sched_id} shares cores {CORE} with the runs that have leased them" in caplog.text
+            return RunOutcome()
+
+        hog_owner: list[CpuOwner] = []
+
         def hogs(owner: CpuOwner) -> RunOutcome:
+            hog_owner.append(owner)
             change(owner, weight=2.0, quota="40ms/100ms", cores=str(CORE))
             assert granted() == [("hog", ["at most 40 ms in 100 ms"], (CORE,))]
             refused = execute(control, CpuSettings(lease=1, cores=str(CORE)), lambda _: RunOutcome())
             assert refused.yield_after_s is not None
             assert f"core {CORE} is the last open one of entry {hog.sched_id} (hog)" in caplog.text
             assert execute(control, CpuSettings(lease=1), beside).yield_after_s is None
+            change(owner, weight=2.0, quota="40ms/100ms")
+            assert execute(control, CpuSettings(lease=1, cores=str(CORE)), joined).yield_after_s is None
+            # it is there now: the end of that lease begins no other one
+            refused = execute(control, CpuSettings(lease=1, cores=str(CORE)), lambda _: RunOutcome())
+            assert refused.yield_after_s is not None
             change(owner, weight=3.0)
             assert kernel.cores.status().hosts == []  # nothing is left that needs a grant
             return RunOutcome()

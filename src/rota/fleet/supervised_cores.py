@@ -118,13 +118,16 @@ class SupervisedCores:
                 if has_grant:
                     release(self._api, entry.sched_id, entry.token)
                 return False
-            grant(self._api, self._here(), entry.sched_id, entry.token, asked)
+            granted = grant(self._api, self._here(), entry.sched_id, entry.token, asked)
         except StaleClaim:
             return has_grant
         except RotaError as problem:
             told = "the changed cpu settings of %s #%s apply without a grant: %s"
             _log.warning(told, run.assignment.agent.name, entry.sched_id, problem.message)
             return has_grant
+        if asked.cores is not None and not set(granted.allowed) & {*granted.leased, *granted.open_cores}:
+            told = "%s #%s shares cores %s with the runs that have leased them"
+            _log.warning(told, run.assignment.agent.name, entry.sched_id, asked.cores)
         return True
 
     def release(self, run: LiveRun) -> None:
