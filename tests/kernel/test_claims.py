@@ -80,9 +80,24 @@ def test_a_heartbeat_extends_its_claims_and_then_does_what_is_due(world: World, 
     world.clock.advance(59)
     world.queue.heartbeat(own, token, now=world.now)  # by a time that the caller gives, nothing is due
     assert (world.state(lost), world.state(late)) == ("dispatched", "queued")
-    world.clock.advance(61)  # its own has expired too
+    world.clock.advance(2)
     assert world.queue.heartbeat(own, token).claim_expires_at == world.now + 60
     assert [world.state(each) for each in (own, lost, late)] == ["dispatched", "queued:backoff", "expired"]
+
+
+def test_a_heartbeat_that_is_late_itself_leaves_the_others_time_for_theirs(world: World, pid: int) -> None:
+    """The store was away for longer than all claims last, or the machine was asleep."""
+    own, other, dead = world.put(pid), world.put(pid), world.put(pid)
+    claims = {each: world.take(1, worker_id=str(each), claim_timeout_s=60)[0].token or 0 for each in (own, other, dead)}
+    world.clock.advance(90)
+    late = world.put(pid, deadline=world.now + 5)
+    world.queue.heartbeat(own, claims[own])
+    world.clock.advance(10)
+    world.queue.heartbeat(other, claims[other])
+    assert [world.state(each) for each in (own, other, dead, late)] == ["dispatched"] * 3 + ["expired"]
+    world.clock.advance(5)
+    world.queue.heartbeat(own, claims[own])
+    assert [world.state(each) for each in (own, other, dead)] == ["dispatched", "dispatched", "queued:backoff"]
 
 
 def test_a_heartbeat_writes_no_event(world: World, pid: int) -> None:

@@ -228,6 +228,28 @@ def test_a_row_that_cannot_be_written_fails_a_bounded_number_of_claims(
     assert [entry.outcome for entry in entries(world) if entry.outcome] == ["refused"]
 
 
+def test_heartbeats_extend_claims_while_what_is_due_cannot_be_done(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pid = world.agent("reader")
+    run = world.put(pid)
+    token = world.take_one(claim_timeout_s=60).token or 0
+    add(world, "reader")
+
+    def failing(*_: object) -> None:
+        raise StoreCorrupt("as a fault would be")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.queue, "enqueue_each_in", failing)
+        for _ in range(3):
+            world.clock.advance(50)
+            assert world.queue.heartbeat(run, token).claim_expires_at == world.now + 60
+    assert (world.state(run), left(world)) == ("dispatched", 1)
+    assert caplog.text.count("as a fault would be") == 1
+    world.queue.heartbeat(run, token)
+    assert left(world) == 0
+
+
 def test_claims_by_force_that_are_denied_leave_the_rows_to_the_next_claim(world: World) -> None:
     """Their transactions are undone, and not because of a row."""
     pid = world.agent("reader")

@@ -60,13 +60,21 @@ class Maintenance:
         self.take_in: Callable[[Transaction, float], None] = lambda _tx, _now: None  # the inbox; set by the kernel
 
     def run_due(
-        self, tx: Transaction, now: float, *, now_from_clock: bool, sweeps: bool = True, takes_in: bool = True
+        self,
+        tx: Transaction,
+        now: float,
+        *,
+        now_from_clock: bool,
+        sweeps: bool = True,
+        takes_in: bool = True,
+        reclaims: bool = True,
     ) -> DueSummary:
         """Do what is due; returns the due summary afterwards.
 
         `now_from_clock` says whether `now` comes from `read_clock`: a caller may pass any time. Without `sweeps`
         entries past their deadline stay as they are. Without `takes_in` the inbox stays as it is: for callers that may
-        refuse and undo the transaction, because a row that is undone again and again is taken for a bad one.
+        refuse and undo the transaction, because a row that is undone again and again is taken for a bad one. Without
+        `reclaims` expired claims stay as they are.
         """
         if now_from_clock:
             cached = self._env.cache.due_summary(tx)
@@ -76,7 +84,7 @@ class Maintenance:
         if due.is_due(now):
             if now_from_clock:
                 self._env.note_time(tx, now)
-            self._do_due(tx, due, now, sweeps=sweeps, takes_in=takes_in)
+            self._do_due(tx, due, now, sweeps=sweeps, takes_in=takes_in, reclaims=reclaims)
             due = read_due_summary(tx)
         if now_from_clock:
             self._env.cache.set_due_summary(tx, due, now)
@@ -89,14 +97,24 @@ class Maintenance:
         if self._env.cache.due_summary(tx) is None:
             self._env.cache.set_due_summary(tx, read_due_summary(tx), now)
 
-    def _do_due(self, tx: Transaction, due: DueSummary, now: float, *, sweeps: bool, takes_in: bool) -> None:
+    def is_due(self, tx: Transaction, now: float) -> bool:
+        """Whether anything is due; `now` is the clock's."""
+        due = self._env.cache.due_summary(tx)
+        if due is None or due.is_due(now):  # a cached instant may be too early
+            due = read_due_summary(tx)
+            self._env.cache.set_due_summary(tx, due, now)
+        return due.is_due(now)
+
+    def _do_due(
+        self, tx: Transaction, due: DueSummary, now: float, *, sweeps: bool, takes_in: bool, reclaims: bool
+    ) -> None:
         env = self._env
         expired: list[int] = []
         if due.inbox_pending and takes_in:
             self.take_in(tx, now)
         if due.held_at is not None and due.held_at <= now:
             promote(tx, env, now)
-        if due.expires_at is not None and due.expires_at <= now:
+        if reclaims and due.expires_at is not None and due.expires_at <= now:
             rows = tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX))
             expired = [row[0] for row in rows]
             workers.count_returned(tx, [row[1:] for row in rows])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rota.errors import LedgerInvalidAmount, RotaError, SchedInvalidPayload, SchedUnknownId
+from rota.fault_log import FaultLog
 from rota.kernel.completion import (
     RunRow,
     charge_run,
@@ -47,6 +48,7 @@ class Runs:
     def __init__(self, env: KernelEnvironment) -> None:
         self._env = env
         self.maintenance = Maintenance(env)
+        self._faults = FaultLog("rota.kernel")  # of what is due after heartbeats
 
     # --- heartbeats and charges ------------------------------------------------------------------
 
@@ -62,29 +64,61 @@ class Runs:
     ) -> list[HeartbeatReply | RotaError]:
         """Extend many claims in one commit; a lost claim has its error in its place.
 
-        It does what is due, like a claim: workers whose slots are all taken claim nothing.
+        Then it does what is due, like a claim: workers whose slots are all taken claim nothing. That is a transaction
+        of its own: whatever is wrong there, the claims are extended. A heartbeat that comes after its own claim has
+        expired takes back no other claim: the store or the machine was away, and the other workers have been late too.
         """
         _queue.sequence("claims", claims)
         wanted = [_check_claim(each) for each in claims]
         if now is not None:
             _queue.instant("now", now)
+        is_due, is_late = False, False
 
         def work(tx: Transaction) -> list[HeartbeatReply | RotaError]:
+            nonlocal is_due, is_late
+            is_due = is_late = False  # a store may run the work again
             at = self._env.read_clock(tx, writes=False) if now is None else now
+            expired = self._expired_claims(tx, at) if now is None else frozenset()
             answers: list[HeartbeatReply | RotaError] = []
             for sched_id, token in wanted:
                 rows = tx.run(sql.HEARTBEAT, (at, sched_id, token))
                 if rows:
                     answers.append(HeartbeatReply(rows[0][1], bool(rows[0][0])))
+                    is_late = is_late or sched_id in expired
                 else:
                     answers.append(_lost_claim_error(tx, sched_id, token))
             if now is None:
                 if any(isinstance(answer, HeartbeatReply) for answer in answers):
                     self._env.note_time(tx, at)
-                self.maintenance.run_due(tx, at, now_from_clock=True)  # after the claims are extended
+                is_due = self.maintenance.is_due(tx, at)
             return answers
 
-        return self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
+        answers = self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
+        if is_due:
+            self._do_due(reclaims=not is_late)
+        return answers
+
+    def _expired_claims(self, tx: Transaction, now: float) -> frozenset[int]:
+        """Return the entries whose claims have expired and were not taken back, the first `RECLAIM_MAX`."""
+        self.maintenance.remember_due(tx, now)
+        due = self._env.cache.due_summary(tx)
+        if due is not None and (due.expires_at is None or due.expires_at > now):
+            return frozenset()
+        return frozenset(row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX)))
+
+    def _do_due(self, *, reclaims: bool) -> None:
+        """Do what is due after a heartbeat; what goes wrong is logged, and tried again at the next one."""
+
+        def work(tx: Transaction) -> None:
+            at = self._env.read_clock(tx, writes=False)
+            self.maintenance.run_due(tx, at, now_from_clock=True, reclaims=reclaims)
+
+        try:
+            self._env.write_keeping_cache(work)
+        except Exception as problem:  # also a defect: the claims are extended, and the caller has to learn that
+            self._faults.failed("cannot do what is due", problem, then="the next heartbeat or claim tries again")
+        else:
+            self._faults.worked()
 
     def charge(
         self,
