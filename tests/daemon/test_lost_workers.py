@@ -1,4 +1,4 @@
-"""A daemon records that the last worker has vanished: no other process is left to do it."""
+"""A daemon records that the last worker has vanished, and does what is due: no other process is left to do it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rota import store
-from rota.kernel import Kernel
+from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import WorkerLost
 from rota.model.workers import WORKER_ALIVE_S, SlotPool
 from rota.rpc.daemon import lost_workers
@@ -28,3 +28,23 @@ def test_a_daemon_notices_that_the_last_worker_is_gone(tmp_path: Path, monkeypat
         (lost,) = client.journal.tail(kinds=(WorkerLost.kind,), wait_s=PATIENCE_S)
         assert (lost.payload["worker_id"], lost.payload["host"]) == ("box", "rack")
         assert client.workers.list(lost=True) == []
+
+
+def test_a_daemon_does_what_is_due_when_the_last_worker_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "rota.db")
+    monkeypatch.setattr(lost_workers, "LOOK_EVERY_S", 0.01)
+    with serving(path, http=False) as served, served.client() as client:
+        client.workers.register("box", "i", kind="supervisor", host="rack", os_pid=1, pools=[SlotPool("box", 1)])
+        pid = client.agents.create("reader")
+        run = client.queue.enqueue(ScheduleSpec(pid, max_attempts=1))
+        assert [entry.sched_id for entry in client.claim("box", incarnation="i", claim_timeout_s=0.001)] == [run]
+        late = client.queue.enqueue(ScheduleSpec(pid, deadline=client.clock.now() + 0.001))
+        assert client.queue.wait(run, PATIENCE_S).exit_kind == "crashed"
+        assert client.queue.wait(late, PATIENCE_S).state == "expired"
+        kernel = Kernel(store.open(path))
+        kernel.store.write(lambda tx: tx.run(AGE))
+        kernel.store.close()
+        (lost,) = client.journal.tail(kinds=(WorkerLost.kind,), wait_s=PATIENCE_S)
+        assert (lost.payload["worker_id"], lost.payload["entries"]) == ("box", 1)

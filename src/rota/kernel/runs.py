@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from rota.errors import LedgerInvalidAmount, RotaError, SchedInvalidPayload, SchedUnknownId
 from rota.fault_log import FaultLog
+from rota.kernel.clock_jumps import now_as_stored
 from rota.kernel.completion import (
     RunRow,
     charge_run,
@@ -16,7 +17,7 @@ from rota.kernel.completion import (
     return_to_queue,
     stale_claim_error,
 )
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import KernelEnvironment, read_due_summary
 from rota.kernel.ledger import ChargeResult, ledger_lines
 from rota.kernel.maintenance import RECLAIM_MAX, Maintenance, reclaim_runs, sweep
 from rota.kernel.progress import NoRepeats
@@ -251,6 +252,10 @@ class Runs:
         return self._reclaim_all(
             lambda tx: self._reclaim(tx, sql.CLAIMS_OF_WORKER, (worker_id, incarnation), self._env.read_clock(tx))
         )
+
+    def is_due(self) -> bool:
+        """Whether anything is due; writes nothing."""
+        return self._env.read(lambda tx: read_due_summary(tx).is_due(now_as_stored(tx, self._env)))
 
     def upkeep(self, now: float | None = None) -> float | None:
         """Do what is due; returns when the next thing falls due, or None."""
