@@ -17,10 +17,10 @@ import pytest
 
 from rota import Rota, store
 from rota.clock import ManualClock, SystemClock
-from rota.errors import Forbidden
+from rota.errors import Forbidden, StoreUnavailable
 from rota.fleet.agent_settings import SETTINGS_KEY, AgentSettings
 from rota.fleet.graph_workers import graph_supervisor
-from rota.fleet.supervisor import STOP_LOGGER, Supervisor, SupervisorSettings
+from rota.fleet.supervisor import HEARTBEAT_S, STOP_LOGGER, Supervisor, SupervisorSettings
 from rota.graph.component_registry import ComponentRegistry
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import SupervisorChanged
@@ -170,6 +170,35 @@ def test_what_is_due_is_done_while_every_slot_is_busy() -> None:
     assert busy.entry().state == "dispatched"
     released.set()
     world.ended(lost)
+    world.stop(running)
+    world.close()
+
+
+def test_heartbeats_that_could_not_be_written_are_sent_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    began, released = threading.Event(), threading.Event()
+    tried_at: list[float] = []
+    send = world.rota.api.queue.heartbeat_many
+
+    def unavailable_for_writes(*args: Any) -> Any:
+        tried_at.append(world.clock.monotonic())
+        if len(tried_at) < 4:
+            raise StoreUnavailable("the disk is full")
+        return send(*args)
+
+    @world.rota.agent()
+    def patient() -> None:
+        began.set()
+        assert released.wait(PATIENCE_S)
+
+    busy = patient.enqueue()
+    monkeypatch.setattr(world.rota.api.queue, "heartbeat_many", unavailable_for_writes)
+    running = world.run_in_background(slots=1)
+    assert began.wait(PATIENCE_S)
+    world.until(lambda: len(tried_at) == 5)
+    assert tried_at[3] - tried_at[0] < HEARTBEAT_S <= tried_at[4] - tried_at[3]
+    released.set()
+    assert world.ended(busy).attempt == 1
     world.stop(running)
     world.close()
 

@@ -99,9 +99,13 @@ class Heartbeats:
             pause_s = READ_PAUSE_S
             try:
                 cursor = self._api.journal.wait(self._cursor, self._until_due_s(heartbeat_at))
-                if self._api.clock.monotonic() >= heartbeat_at:
-                    heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
-                    self._send_heartbeats()
+                if (at := self._api.clock.monotonic()) >= heartbeat_at:
+                    heartbeat_at = at + self._heartbeat_s
+                    try:
+                        self._send_heartbeats()
+                    except StoreUnavailable:  # perhaps for writes only: a full disk, a server that became a standby
+                        heartbeat_at = at  # again with the next attempt, before claims expire
+                        raise
                 self._registration.renew_if_due()
                 with self._reading:
                     self._read_journal(cursor)
