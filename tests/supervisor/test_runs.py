@@ -64,7 +64,7 @@ def test_a_kept_entry_of_a_terminated_agent_does_not_run_where_the_agent_is_cach
     world.ended(worker.enqueue(number=1))
     later = worker.enqueue(number=2, options={"runnable_at": world.clock.now() + 1e6})
     world.rota.kernel.terminate(worker.pid, "completed", queued="keep")
-    for _ in range(2):  # a heartbeat thread that handles the second request has read all events before the first
+    for _ in range(2):  # a background thread that handles the second request has read all events before the first
         asked = patient.enqueue()
         world.until(lambda asked=asked: asked.entry().state == "dispatched")  # type: ignore[misc]  # mypy knows no such lambda
         asked.cancel(by="anna")

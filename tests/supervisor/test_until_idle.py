@@ -251,7 +251,7 @@ def test_a_supervisor_that_is_killed_ends_although_the_store_is_away(
 
 
 @pytest.mark.parametrize("problem", [StoreUnavailable("the disk is full"), ValueError("a defect")])
-def test_a_fault_of_the_heartbeat_thread_is_said_once(
+def test_a_fault_of_the_background_thread_is_said_once(
     problem: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(heartbeats, "RETRY_S", 0.0)
@@ -276,7 +276,7 @@ def test_a_fault_of_the_heartbeat_thread_is_said_once(
         work.enqueue()
         assert rota.run(until_idle=True).completed == 1
     what = problem if isinstance(problem, StoreUnavailable) else "unexpected error"
-    assert caplog.messages == [f"heartbeat thread: {what}; trying every 0 s"]
+    assert caplog.messages == [f"background thread: {what}; trying every 0 s"]
 
 
 def test_a_defect_of_the_slot_loop_is_said_once(

@@ -20,7 +20,7 @@ from rota.clock import ManualClock, SystemClock
 from rota.errors import Forbidden, StoreUnavailable
 from rota.fleet.agent_settings import SETTINGS_KEY, AgentSettings
 from rota.fleet.graph_workers import graph_supervisor
-from rota.fleet.supervisor import HEARTBEAT_S, STOP_LOGGER, Supervisor, SupervisorSettings
+from rota.fleet.supervisor import CLAIM_TIMEOUT_S, HEARTBEAT_S, STOP_LOGGER, Supervisor, SupervisorSettings
 from rota.graph.component_registry import ComponentRegistry
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import SupervisorChanged
@@ -200,6 +200,52 @@ def test_heartbeats_that_could_not_be_written_are_sent_again_at_once(monkeypatch
     released.set()
     assert world.ended(busy).attempt == 1
     world.stop(running)
+    world.close()
+
+
+class SlowTask:
+    """A background task that takes long, as triggers do for many events."""
+
+    kinds = ()
+
+    def __init__(self) -> None:
+        self.began, self.released = threading.Event(), threading.Event()
+
+    def on_events(self, _events: Any) -> None:
+        self.began.set()
+        assert self.released.wait(PATIENCE_S)
+
+    def due_in_s(self) -> float | None:
+        return None
+
+    def on_due(self) -> None: ...
+
+
+def test_claims_are_extended_and_the_registration_is_renewed_while_a_background_task_takes_long() -> None:
+    world, task = World(), SlowTask()
+    began, released = threading.Event(), threading.Event()
+
+    @world.rota.agent()
+    def patient() -> None:
+        began.set()
+        assert released.wait(PATIENCE_S)
+
+    busy = patient.enqueue()
+    supervisor = world.rota.supervisor(1)
+    supervisor.add_background_task(task)
+    running = threading.Thread(target=supervisor.run, daemon=True)
+    running.start()
+    assert began.wait(PATIENCE_S)
+    assert task.began.wait(PATIENCE_S)
+    started_at = world.clock.now()
+    world.until(lambda: (busy.entry().claim_expires_at or 0) > started_at + 2 * CLAIM_TIMEOUT_S)
+    assert (worker_of(world) or pytest.fail("it is not known")).seen_at > started_at + CLAIM_TIMEOUT_S
+    task.released.set()
+    released.set()
+    assert world.ended(busy).attempt == 1
+    supervisor.drain()
+    running.join(PATIENCE_S)
+    assert not running.is_alive()
     world.close()
 
 

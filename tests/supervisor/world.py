@@ -40,7 +40,7 @@ class World:
         assert not running.is_alive()
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Advance the clock until a condition holds: the heartbeat thread pauses between two reads of the journal."""
+        """Advance the clock until a condition holds: the background thread pauses between two reads of the journal."""
         for _ in range(int(PATIENCE_S * 100)):
             if holds():
                 return

@@ -157,7 +157,7 @@ class FleetRun:
             self.reload(ours[-1])
 
     def _reload_on_hangup(self) -> AbstractContextManager[None]:
-        """Make SIGHUP request a reload, which the heartbeat thread then does like any other request."""
+        """Make SIGHUP request a reload, which the background thread then does like any other request."""
         return acting_on([signal.SIGHUP], lambda _signal: request_reload(self.api, "SIGHUP", self.fleet.title))
 
 

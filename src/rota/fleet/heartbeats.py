@@ -1,9 +1,10 @@
-"""The heartbeat thread of a supervisor: extends claims, follows the journal, runs background tasks.
+"""Two threads of a supervisor: one extends claims, one follows the journal and runs background tasks.
 
-The thread waits on the journal, not on a timer. It wakes when an event is recorded, when a heartbeat is due or when a
-background task is due. However many events are recorded, it reads the journal at most ten times a second, and only the
-kinds of event that cancellation and the background tasks need. Without runs it writes nothing but the supervisor's own
-registration, every `WORKER_REFRESH_S`.
+The second one waits on the journal, not on a timer. It wakes when an event is recorded or when a background task is
+due. However many events are recorded, it reads the journal at most ten times a second, and only the kinds of event that
+cancellation and the background tasks need. A task may take long, as triggers do for thousands of events that were
+recorded while no supervisor ran; so claims have a thread of their own, or they would expire meanwhile. Without runs
+that one writes nothing but the supervisor's own registration, every `WORKER_REFRESH_S`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from rota.store.author import keeping_author
 __all__ = ["BackgroundTask", "Heartbeats"]
 
 READ_PAUSE_S = 0.1  # between two reads of the journal
-CLOCK_CHECK_S = 5.0  # how late a task that depends on a date notices that the wall clock has jumped
+CLOCK_CHECK_S = 5.0  # how late a task notices that the wall clock has jumped, and both that the machine was asleep
 
 
 class BackgroundTask(Protocol):
-    """Work beside the runs, done on the heartbeat thread: in response to events, or when it is due."""
+    """Work beside the runs, done on the background thread: in response to events, or when it is due."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -51,7 +52,7 @@ class BackgroundTask(Protocol):
 
 
 class Heartbeats:
-    """Sends the heartbeats of a supervisor's runs and runs its background tasks, on one thread."""
+    """Sends the heartbeats of a supervisor's runs and runs its background tasks, each on a thread."""
 
     def __init__(
         self,
@@ -76,48 +77,68 @@ class Heartbeats:
         self._faults = FaultLog("rota.fleet")  # of the thread's own turns, and of each thing that a task does
         self._reading = threading.Lock()  # held while events are handled
         self._cursor = api.journal.cursor()
-        self._thread = threading.Thread(target=keeping_author(self._serve), name="rota-heartbeats", daemon=True)
+        self._threads = [
+            threading.Thread(target=keeping_author(self._keep_claims), name="rota-heartbeats", daemon=True),
+            threading.Thread(target=keeping_author(self._serve), name="rota-background", daemon=True),
+        ]
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
 
     def close(self, record: Callable[[], None]) -> None:
-        """Stop the thread. `record` writes an event, which wakes the thread's wait on the journal."""
+        """Stop the threads. `record` writes an event, which wakes the wait on the journal."""
         with self._closing:
             self._is_over = True
             self._closing.notify_all()
         record()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+
+    def _keep_claims(self) -> None:
+        """Extend the claims and renew the registration when it is time, whatever the background tasks do."""
+        heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
+        while not self._is_over:
+            try:
+                if (at := self._api.clock.monotonic()) >= heartbeat_at:
+                    self._send_heartbeats()
+                    heartbeat_at = at + self._heartbeat_s
+                self._registration.renew_if_due()
+                self._faults.worked("claims")
+                due_in_s = min(heartbeat_at - self._api.clock.monotonic(), self._registration.due_in_s, CLOCK_CHECK_S)
+                pause_s = max(READ_PAUSE_S, due_in_s)
+            except Exception as problem:  # also a defect: without heartbeats every claim would expire
+                pause_s = self._after_fault("heartbeats", problem, of="claims")
+            self._pause(pause_s)
 
     def _serve(self) -> None:
-        heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
         with self._reading:
             for task in self._tasks:  # triggers have a cursor of their own: events may have passed before this start
                 self._guarded(task.on_events, (), outages=False)
         while not self._is_over:
             pause_s = READ_PAUSE_S
             try:
-                cursor = self._api.journal.wait(self._cursor, self._until_due_s(heartbeat_at))
-                if (at := self._api.clock.monotonic()) >= heartbeat_at:
-                    heartbeat_at = at + self._heartbeat_s
-                    try:
-                        self._send_heartbeats()
-                    except StoreUnavailable:  # perhaps for writes only: a full disk, a server that became a standby
-                        heartbeat_at = at  # again with the next attempt, before claims expire
-                        raise
-                self._registration.renew_if_due()
+                cursor = self._api.journal.wait(self._cursor, self._until_due_s())
                 with self._reading:
                     self._read_journal(cursor)
                     self._run_due_tasks()
                 self._faults.worked()
-            except Exception as problem:  # also a defect: without heartbeats every claim would expire
-                if not isinstance(problem, StoreReplaced) or not self._on_replaced(problem):
-                    self._faults.failed("heartbeat thread", problem, then=f"trying every {RETRY_S:g} s")
-                    pause_s = RETRY_S
-            with self._closing:
-                if not self._is_over:
-                    self._api.clock.wait(self._closing, pause_s)
+            except Exception as problem:  # also a defect: only this thread cancels runs and fires triggers
+                pause_s = self._after_fault("background thread", problem)
+            self._pause(pause_s)
+
+    def _after_fault(self, what: str, problem: Exception, of: str | None = None) -> float:
+        """Log what went wrong, unless that ends the supervisor; return how long to pause."""
+        if isinstance(problem, StoreReplaced) and self._on_replaced(problem):
+            return READ_PAUSE_S
+        self._faults.failed(what, problem, then=f"trying every {RETRY_S:g} s", of=of)
+        return RETRY_S
+
+    def _pause(self, pause_s: float) -> None:
+        with self._closing:
+            if not self._is_over:
+                self._api.clock.wait(self._closing, pause_s)
 
     def catch_up(self) -> None:
         """Handle all events up to now and do what is due, on the calling thread."""
@@ -125,10 +146,9 @@ class Heartbeats:
             self._read_journal(self._api.journal.cursor())
             self._run_due_tasks()
 
-    def _until_due_s(self, heartbeat_at: float) -> float:
+    def _until_due_s(self) -> float:
         due_in_s = [min(due_s, CLOCK_CHECK_S) for task in self._tasks if (due_s := task.due_in_s()) is not None]
-        heartbeat_in_s = heartbeat_at - self._api.clock.monotonic()
-        return max(0.0, min([heartbeat_in_s, self._registration.due_in_s, *due_in_s]))
+        return max(0.0, min([self._heartbeat_s, *due_in_s]))
 
     def _send_heartbeats(self) -> None:
         """Extend every claim; stop a run whose claim was lost or whose entry is to be cancelled."""

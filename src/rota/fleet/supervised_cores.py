@@ -2,7 +2,7 @@
 
 The grant is a row of the store that ends with the run's claim (service/core_grants.py), so two supervisors cannot lease
 one core. A run that is refused goes back to the queue and is tried again; the journal says what was missing, and
-`rota why` repeats it. The heartbeat thread learns from the journal which cores are leased on this host, by any
+`rota why` repeats it. The background thread learns from the journal which cores are leased on this host, by any
 supervisor of the store, and confines what runs here to the others (host/confinement.py).
 """
 

@@ -4,9 +4,10 @@ It owns nothing durable. The queue holds what should run, a claim marks what run
 with the agent. So a supervisor can be killed at any moment and the next one continues: claims without heartbeats expire
 and are recovered, and the reaper kills commands that lost their supervisor.
 
-It has two kinds of threads. Each *slot loop* (slot_loop.py) keeps a set of equal slots busy. The *heartbeat thread*
-(heartbeats.py) extends all claims, follows the journal for requests to cancel a run and for changed agents, and runs
-the background tasks. An idle supervisor wakes a few times a minute and writes one row each time, its registration.
+It has three kinds of threads. Each *slot loop* (slot_loop.py) keeps a set of equal slots busy. The *heartbeat thread*
+extends all claims. The *background thread* (both in heartbeats.py) follows the journal for requests to cancel a run and
+for changed agents, and runs the background tasks. An idle supervisor wakes a few times a minute and writes one row each
+time, its registration.
 
 What belongs to one entry or agent never ends a supervisor. An agent whose settings cannot be read, or whose runner is
 not installed here, is quarantined until its settings are written again, and its entry returns to the queue. While the
@@ -180,7 +181,7 @@ class Supervisor:
     # --- start and stop --------------------------------------------------------------------------
 
     def add_background_task(self, task: BackgroundTask) -> None:
-        """Run a task on the heartbeat thread. Call this before `run`."""
+        """Run a task on the background thread. Call this before `run`."""
         self._tasks.append(task)
 
     def serve_hooks(self, pids: Callable[[], Sequence[int]]) -> HookLoop:
