@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rota import store
+from rota.errors import StoreCorrupt
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import WorkerLost
 from rota.model.workers import WORKER_ALIVE_S, SlotPool
@@ -48,3 +49,32 @@ def test_a_daemon_does_what_is_due_when_the_last_worker_is_gone(
         kernel.store.close()
         (lost,) = client.journal.tail(kinds=(WorkerLost.kind,), wait_s=PATIENCE_S)
         assert (lost.payload["worker_id"], lost.payload["entries"]) == ("box", 1)
+
+
+def test_a_daemon_does_what_is_due_while_workers_only_send_heartbeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost_workers, "LOOK_EVERY_S", 0.01)
+    with serving(str(tmp_path / "rota.db"), http=False) as served, served.client() as client:
+        pid = client.agents.create("reader")
+        client.queue.enqueue_many([ScheduleSpec(pid, max_attempts=1)] * 2)
+        (own,), (lost,) = client.claim("busy"), client.claim("dead", claim_timeout_s=0.001)
+        assert client.queue.heartbeat(own.sched_id, own.token or 0).claim_expires_at > client.clock.now()
+        assert client.queue.wait(lost.sched_id, PATIENCE_S).outcome == "claim_expired"
+        assert client.queue.get(own.sched_id).state == "dispatched"
+
+
+def test_what_cannot_be_done_at_a_daemon_does_not_undo_heartbeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call is one transaction there: what is due would be undone together with it, or committed half done."""
+    with serving(str(tmp_path / "rota.db"), http=False) as served, served.client() as client:
+        pid = client.agents.create("reader")
+        client.queue.enqueue_many([ScheduleSpec(pid)] * 2)
+        (own,), _ = client.claim("busy"), client.claim("dead", claim_timeout_s=0.001)
+
+        def fail(*_: object, **__: object) -> None:
+            raise StoreCorrupt("as a fault would be")
+
+        monkeypatch.setattr(served.daemon.handlers.kernel.queue.maintenance, "run_due", fail)
+        assert client.queue.heartbeat(own.sched_id, own.token or 0).claim_expires_at > (own.claim_expires_at or 0)

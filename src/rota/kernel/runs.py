@@ -66,8 +66,9 @@ class Runs:
         """Extend many claims in one commit; a lost claim has its error in its place.
 
         Then it does what is due, like a claim: workers whose slots are all taken claim nothing. That is a transaction
-        of its own: whatever is wrong there, the claims are extended. A heartbeat that comes after its own claim has
-        expired takes back no other claim: the store or the machine was away, and the other workers have been late too.
+        of its own: whatever is wrong there, the claims are extended. In a daemon, where a call is one transaction, the
+        daemon does it (rpc/daemon/lost_workers.py). A heartbeat that comes after its own claim has expired takes back
+        no other claim: the store or the machine was away, and the other workers have been late too.
         """
         _queue.sequence("claims", claims)
         wanted = [_check_claim(each) for each in claims]
@@ -95,7 +96,7 @@ class Runs:
             return answers
 
         answers = self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
-        if is_due:
+        if is_due and not self._env.store.is_joined:
             self._do_due(reclaims=not is_late)
         return answers
 

@@ -135,6 +135,11 @@ class JoinedStore(Store):
 
     # --- the store protocol ----------------------------------------------------------------------
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether the caller is inside a posted write."""
+        return self._open.tx is not None
+
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run work in the open transaction, or in a new one."""
         tx = self._open.tx

@@ -130,6 +130,11 @@ class Store(Protocol):
         """The path beside which this host keeps files for the store, such as logs; None of a store in memory."""
         ...
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether the caller is inside a transaction that its writes join, so that they are one unit."""
+        ...
+
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run work in a write transaction: all of it is committed or, if it raises, none of it."""
         ...

@@ -67,6 +67,11 @@ class Writer:
 
     # --- for callers -----------------------------------------------------------------------------
 
+    @property
+    def is_joined(self) -> bool:
+        """Never: each write is a transaction of its own."""
+        return False
+
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run work and return its value once it is durable."""
         if not (self._contended or self._queue or self._parked.requests) and self._write_lock.acquire(blocking=False):

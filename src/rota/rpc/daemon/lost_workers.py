@@ -1,7 +1,7 @@
-"""The daemon looks from time to time for workers that vanished, and does what none of them does any more.
+"""The daemon looks from time to time for workers that vanished, and does what is due while none of them claims.
 
-Workers look themselves whenever they renew their registration, and their claims and heartbeats do what is due. But if
-all of them are gone, only the daemon is left to do it: their claims expire, entries pass their deadlines.
+Workers look themselves whenever they renew their registration, and their claims do what is due. But if all of them are
+gone, or all of their slots are taken, only the daemon is left to do it: claims expire, entries pass their deadlines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rota.kernel import Kernel
 __all__ = ["LOOK_EVERY_S", "watch_workers"]
 
 LOOK_EVERY_S = 15.0
+ASLEEP_S = 5.0  # a look that is later than this: the machine was asleep, and workers have not extended their claims yet
 
 
 async def watch_workers(kernel: Kernel) -> None:
@@ -36,10 +37,14 @@ class _Looks:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._was_due = False
+        self._looked_at = kernel.clock.monotonic()
 
     def look(self) -> None:
         """Do what was due at the last look and still is: workers that were asleep with this machine come first."""
-        was_due, self._was_due = self._was_due, self._kernel.queue.is_due()
+        last_at, self._looked_at = self._looked_at, self._kernel.clock.monotonic()
+        was_asleep = self._looked_at - last_at > LOOK_EVERY_S + ASLEEP_S
+        was_due, self._was_due = self._was_due and not was_asleep, False
+        self._was_due = self._kernel.queue.is_due()
         if was_due and self._was_due:
             self._kernel.queue.upkeep()
         self._kernel.workers.remove_lost()
