@@ -254,9 +254,19 @@ class Runs:
             lambda tx: self._reclaim(tx, sql.CLAIMS_OF_WORKER, (worker_id, incarnation), self._env.read_clock(tx))
         )
 
-    def is_due(self) -> bool:
-        """Whether anything is due; writes nothing."""
-        return self._env.read(lambda tx: read_due_summary(tx).is_due(now_as_stored(tx, self._env)))
+    def keep_up(self, *, reclaims: bool) -> bool:
+        """Do what is due, in place of workers; returns whether claims have expired that are not taken back.
+
+        Without `reclaims` none is. While nothing is due, it writes nothing.
+        """
+
+        def work(tx: Transaction) -> bool:
+            at = self._env.read_clock(tx, writes=False)
+            expires_at = self.maintenance.run_due(tx, at, now_from_clock=True, reclaims=reclaims).expires_at
+            return expires_at is not None and expires_at <= at
+
+        is_due = self._env.read(lambda tx: read_due_summary(tx).is_due(now_as_stored(tx, self._env)))
+        return is_due and self._env.write(work)
 
     def upkeep(self, now: float | None = None) -> float | None:
         """Do what is due; returns when the next thing falls due, or None."""

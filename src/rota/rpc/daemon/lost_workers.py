@@ -36,15 +36,16 @@ class _Looks:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._was_due = False
+        self._had_expired = False  # claims had expired
         self._looked_at = kernel.clock.monotonic()
 
     def look(self) -> None:
-        """Do what was due at the last look and still is: workers that were asleep with this machine come first."""
+        """Do what is due. Claims are taken back if claims had expired at the last look, too.
+
+        So the heartbeats of workers that were asleep with this machine come first.
+        """
         last_at, self._looked_at = self._looked_at, self._kernel.clock.monotonic()
         was_asleep = self._looked_at - last_at > LOOK_EVERY_S + ASLEEP_S
-        was_due, self._was_due = self._was_due and not was_asleep, False
-        self._was_due = self._kernel.queue.is_due()
-        if was_due and self._was_due:
-            self._kernel.queue.upkeep()
+        reclaims, self._had_expired = self._had_expired and not was_asleep, False
+        self._had_expired = self._kernel.queue.keep_up(reclaims=reclaims)
         self._kernel.workers.remove_lost()
