@@ -72,7 +72,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 def test_lost_workers(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lost_workers, "LOOK_EVERY_S", 0.0)
     with pytest.raises(TriedEnough):
-        asyncio.run(lost_workers.watch_workers(stub(queue=stub(keep_up=failing()))))
+        asyncio.run(lost_workers.watch_workers(stub(queue=stub(run_due=failing()))))
     assert said() == ["cannot look for lost workers"]
 
 

@@ -75,7 +75,7 @@ NOT_REMOTE = {
     "queue.park": "runs the caller's transaction",
     "queue.watch": "calls back",
     "supervision.settle_agents": "runs inside the caller's transaction",
-    "queue.keep_up": "what a daemon does by itself: `upkeep` is the method",
+    "queue.run_due": "what a daemon does by itself: `upkeep` is the method",
     "queue.claim": "the dispatcher's claim",
     "agents.set_pause_in": "runs inside the caller's transaction",
     "agents.update_in": "runs inside the caller's transaction",

@@ -254,7 +254,7 @@ class Runs:
             lambda tx: self._reclaim(tx, sql.CLAIMS_OF_WORKER, (worker_id, incarnation), self._env.read_clock(tx))
         )
 
-    def keep_up(self, *, reclaims: bool) -> bool:
+    def run_due(self, *, reclaims: bool) -> bool:
         """Do what is due, in place of workers; returns whether claims have expired that are not taken back.
 
         Without `reclaims` none is. While nothing is due, it writes nothing.

@@ -47,5 +47,5 @@ class _Looks:
         last_at, self._looked_at = self._looked_at, self._kernel.clock.monotonic()
         was_asleep = self._looked_at - last_at > LOOK_EVERY_S + ASLEEP_S
         reclaims, self._had_expired = self._had_expired and not was_asleep, False
-        self._had_expired = self._kernel.queue.keep_up(reclaims=reclaims)
+        self._had_expired = self._kernel.queue.run_due(reclaims=reclaims)
         self._kernel.workers.remove_lost()
