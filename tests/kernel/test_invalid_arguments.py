@@ -415,6 +415,7 @@ WITHOUT_INPUT = {
     "agents.terminate_in",
     "agents.update_in",
     "queue.enqueue_in",  # inside the caller's transaction, as the others with this ending
+    "queue.run_due",  # only the daemon calls it
     "queue.wake_in",
     "journal.cursor",
     "journal.ends",
