@@ -98,9 +98,9 @@ def test_a_child_that_is_about_to_execute_a_program_is_killed_with_its_session(r
     with Pipe() as pipe:
         session = reaper.spawn(py(LEAVES_A_CHILD_IN_EXEC), stdout=pipe.theirs)
         pipe.close_theirs()
-        child = watch(int(pipe.line()))
+        child = int(pipe.line())  # perhaps it is dead already
         assert ended(session.wait(PATIENCE_S)).orphans_killed == 1
-        assert dies(child)
+        assert state_of(child) == "X"
 
 
 def test_an_escaped_daemon_is_killed_before_the_exit_is_reported(reaper: ReaperClient) -> None:
