@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rota import store
 from rota.cli import app
-from rota.cli.graph_island import HEARTBEAT_S, RETRY_S, _IslandClaim, admitted
+from rota.cli.graph_island import HEARTBEAT_S, _IslandClaim, admitted
 from rota.clock import ManualClock
 from rota.errors import GraphInvalid, IslandRefused, SchedAdmissionDenied, StaleClaim
 from rota.graph import (
@@ -34,6 +34,7 @@ from rota.model.core_grants import CoreAsk, CoreHost
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted
 from rota.service import Asker, CoreGrants, SchedulerApi, decide, this_host
+from rota.service.outages import RETRY_S
 from tests.host.support import until
 from tests.postgres_server import PostgresServer
 

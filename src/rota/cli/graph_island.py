@@ -11,9 +11,11 @@ was taken back is one: another run may have the cores.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rota.cli.connection import open_api
@@ -28,11 +30,10 @@ if TYPE_CHECKING:
     from rota.model import CoreGrant
     from rota.service import SchedulerApi
 
-__all__ = ["HEARTBEAT_S", "RETRY_S", "admitted"]
+__all__ = ["HEARTBEAT_S", "admitted"]
 
 CLAIM_TIMEOUT_S = 60.0  # after the end of a killed process its cores are free again this much later
 HEARTBEAT_S = 15.0
-RETRY_S = 1.0  # between two heartbeats while the store is away
 ISLAND_KIND = "rota.island"  # the kind of slot that its entry needs, which no supervisor has
 
 
@@ -132,20 +133,18 @@ class _IslandClaim:
         self._api.queue.complete(self.sched_id, exit_kind, token=self.token)
 
     def _beat(self) -> None:
-        pause_s = HEARTBEAT_S
-        while not self._is_ended(pause_s):
+        while not self._is_ended(HEARTBEAT_S):
             try:
-                self._api.queue.heartbeat(self.sched_id, token=self.token)
-            except StoreUnavailable as problem:
-                if pause_s != RETRY_S:
-                    self._say_waiting(problem)
-                pause_s = RETRY_S
+                call_through_outage(
+                    self._clock, partial(self._api.queue.heartbeat, self.sched_id, token=self.token),
+                    lambda: self._is_over, limit_s=math.inf, repeats=True, say=self._say_waiting,
+                )  # fmt: skip
+            except StoreUnavailable:
+                return  # the run has ended during the outage
             except RotaError as problem:
                 self._lost = problem
                 self._stop.request(f"island {self._name} has lost its cores")
                 return
-            else:
-                pause_s = HEARTBEAT_S
 
     def _is_ended(self, after_s: float) -> bool:
         with self._pause:

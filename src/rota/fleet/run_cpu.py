@@ -109,13 +109,12 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         owners = tuple(owner if each.key == owner.key else each for each in self.owners)
         cpu_of = {each.key.partition(":")[0]: each.cpu for each in owners}
         merged = _merged(cpu_of.get("agent", CpuSettings()), cpu_of.get("project", CpuSettings()))
-        cores, lease, quota = merged.cores, self.own.lease, merged.quota
+        cores, lease = merged.cores, self.own.lease
         if self.leased is not None:  # it has these, whatever it may lease from now on
             cores, lease = core_list(self.leased), len(self.leased)
         elif cores is not None and self.own.leased_cores > len(parse_cores(cores)):
             lease = None
-        if quota is not None and cores is not None and parse_quota(quota).cores > len(parse_cores(cores)):
-            quota = None  # it limits nothing
+        quota = _limiting(merged.quota, cores)
         own = msgspec.structs.replace(self.own, weight=merged.weight, quota=quota, cores=cores, lease=lease)
         return msgspec.structs.replace(self, owners=owners, own=own)
 
@@ -262,15 +261,21 @@ def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:
 
     It may use the cores that both allow. A quota that is more than these have limits nothing.
     """
-    cores, quota = agents.cores or projects.cores, agents.budget
+    cores = agents.cores or projects.cores
     if agents.core_set is not None and projects.core_set is not None:
         cores = core_list(agents.core_set & projects.core_set) or cores
-    limits = quota is not None and (cores is None or quota.cores <= len(parse_cores(cores)))
     return CpuSettings(
         weight=agents.weight,
-        quota=agents.quota if limits else None,
+        quota=_limiting(agents.quota, cores),
         cores=cores,
         lease=projects.lease if agents.lease is None else agents.lease,
         class_=projects.class_ if agents.class_ is None else agents.class_,
         realtime=projects.realtime if agents.realtime is None else agents.realtime,
     )
+
+
+def _limiting(quota: str | None, cores: str | None) -> str | None:
+    """Return a quota, None if it is more than these cores have."""
+    if quota is None or cores is None or parse_quota(quota).cores <= len(parse_cores(cores)):
+        return quota
+    return None

@@ -59,14 +59,13 @@ class SupervisedCores:
         asked = None if cpu is None else self._asked(run, cpu)
         if cpu is None or asked is None or not cpu.has_cores:
             return execute()  # its runner refuses settings without a core
-        assert entry.token is not None  # noqa: S101  # it was claimed
         if not needs_grant(asked):
             return self._execute(run, cpu, None, execute)
         host = self._here()
         cpu = msgspec.structs.replace(cpu, confinement=self._resources.confinement)
         run.assignment = msgspec.structs.replace(run.assignment, cpu=cpu)
         try:
-            granted = grant(self._api, host, entry.sched_id, entry.token, asked)
+            granted = grant(self._api, host, entry.sched_id, run.token, asked)
         except Refused as refusal:
             if refusal.data.get("never"):
                 return RunOutcome(exit_kind="failed", outcome=CORES_NEVER_GRANTED, result={"error": refusal.message})
@@ -112,13 +111,12 @@ class SupervisedCores:
         The grant says where it may run, so that no other run leases the only core that it has left.
         """
         entry, asked = run.entry, self._asked(run, cpu)
-        assert entry.token is not None  # noqa: S101  # it was claimed
         try:
             if asked is None or not needs_grant(asked):
                 if has_grant:
-                    release(self._api, entry.sched_id, entry.token)
+                    release(self._api, entry.sched_id, run.token)
                 return False
-            granted = grant(self._api, self._here(), entry.sched_id, entry.token, asked)
+            granted = grant(self._api, self._here(), entry.sched_id, run.token, asked)
         except StaleClaim:
             return has_grant
         except RotaError as problem:
@@ -132,9 +130,8 @@ class SupervisedCores:
 
     def release(self, run: LiveRun) -> None:
         """Return what a run was granted."""
-        assert run.entry.token is not None  # noqa: S101  # it was claimed
         try:
-            release(self._api, run.entry.sched_id, run.entry.token)
+            release(self._api, run.entry.sched_id, run.token)
         except RotaError as problem:  # it ends with the claim
             _log.warning("the cores of entry %s are returned when its claim ends: %s", run.entry.sched_id, problem)
         self._refresh()

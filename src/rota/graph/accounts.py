@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from rota.clock import Clock, SystemClock
+from rota.clock import Clock
 from rota.errors import ComponentInvalid, LedgerInvalidAmount
 from rota.model.checks import Checks
 from rota.model.graph_budgets import GraphBudgetLine, left_of
@@ -180,7 +180,7 @@ class StoreAccount(MemoryAccount):
         self._ledger = api.ledger
         self._run_id = run_id
         self._budgets = budgets
-        self._clock: Clock = getattr(api, "clock", None) or SystemClock()
+        self._clock: Clock = api.clock
         self._is_stopping = is_stopping
 
     def open(self) -> None:

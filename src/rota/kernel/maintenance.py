@@ -92,18 +92,16 @@ class Maintenance:
             self._env.cache.invalidate()
         return due
 
-    def remember_due(self, tx: Transaction, now: float) -> None:
-        """Read the due summary unless it is cached: before runs end, whose changes adjust it."""
-        if self._env.cache.due_summary(tx) is None:
-            self._env.cache.set_due_summary(tx, read_due_summary(tx), now)
+    def remember_due(self, tx: Transaction, now: float, *, until_due: bool = False) -> DueSummary:
+        """Return the due summary, which is read unless it is cached: before runs end, whose changes adjust it.
 
-    def is_due(self, tx: Transaction, now: float) -> bool:
-        """Whether anything is due; `now` is the clock's."""
+        Cached instants may be too early. With `until_due` it is also read again when something seems to be due.
+        """
         due = self._env.cache.due_summary(tx)
-        if due is None or due.is_due(now):  # a cached instant may be too early
+        if due is None or (until_due and due.is_due(now)):
             due = read_due_summary(tx)
             self._env.cache.set_due_summary(tx, due, now)
-        return due.is_due(now)
+        return due
 
     def _do_due(
         self, tx: Transaction, due: DueSummary, now: float, *, sweeps: bool, takes_in: bool, reclaims: bool

@@ -74,13 +74,14 @@ class Runs:
         wanted = [_check_claim(each) for each in claims]
         if now is not None:
             _queue.instant("now", now)
+        does_due = now is None and not self._env.store.is_joined
         is_due, is_late = False, False
 
         def work(tx: Transaction) -> list[HeartbeatReply | RotaError]:
             nonlocal is_due, is_late
             is_due = is_late = False  # a store may run the work again
             at = self._env.read_clock(tx, writes=False) if now is None else now
-            expired = self._expired_claims(tx, at) if now is None else frozenset()
+            expired = self._expired_claims(tx, at) if does_due else frozenset()
             answers: list[HeartbeatReply | RotaError] = []
             for sched_id, token in wanted:
                 rows = tx.run(sql.HEARTBEAT, (at, sched_id, token))
@@ -89,22 +90,21 @@ class Runs:
                     is_late = is_late or sched_id in expired
                 else:
                     answers.append(_lost_claim_error(tx, sched_id, token))
-            if now is None:
-                if any(isinstance(answer, HeartbeatReply) for answer in answers):
-                    self._env.note_time(tx, at)
-                is_due = self.maintenance.is_due(tx, at)
+            if now is None and any(isinstance(answer, HeartbeatReply) for answer in answers):
+                self._env.note_time(tx, at)
+            if does_due:
+                is_due = self.maintenance.remember_due(tx, at, until_due=True).is_due(at)
             return answers
 
         answers = self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
-        if is_due and not self._env.store.is_joined:
+        if is_due:
             self._do_due(reclaims=not is_late)
         return answers
 
     def _expired_claims(self, tx: Transaction, now: float) -> frozenset[int]:
         """Return the entries whose claims have expired and were not taken back, the first `RECLAIM_MAX`."""
-        self.maintenance.remember_due(tx, now)
-        due = self._env.cache.due_summary(tx)
-        if due is not None and (due.expires_at is None or due.expires_at > now):
+        expires_at = self.maintenance.remember_due(tx, now).expires_at
+        if expires_at is None or expires_at > now:
             return frozenset()
         return frozenset(row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX)))
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from rota.clock import Clock, SystemClock
 from rota.errors import ComponentInvalid, IllegalTransition, RotaError, SchedUnknownId, StaleClaim, StoreError
 from rota.graph.invocation import Publication
 from rota.graph.lanes.fleet_lane import EntryRequest, EntrySpecs
@@ -176,8 +175,7 @@ class DurableRun:
         return watch.close
 
     def _call(self, call: Callable[[], T]) -> T:
-        clock: Clock = getattr(self._api, "clock", None) or SystemClock()
-        return call_through_outage(clock, call, self._is_stopping, repeats=True)
+        return call_through_outage(self._api.clock, call, self._is_stopping, repeats=True)
 
 
 def _batches(specs: Sequence[ScheduleSpec], bytes_max: int | None) -> Iterator[list[ScheduleSpec]]:
