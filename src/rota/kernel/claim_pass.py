@@ -38,13 +38,12 @@ from rota.kernel.rows import (
     PID,
     PRIORITY,
     PROJECT,
-    READY_WIDTH,
     RESULT,
     RUNNABLE_AT,
     UNREADABLE_NEEDS,
+    claimed_entry,
     decode_needs,
     encode_json,
-    entry_from_row,
     json_list,
     unreadable_columns,
 )
@@ -121,8 +120,9 @@ def read_ready_ahead(tx: Transaction, env: KernelEnvironment, request: TurnReque
     if request.except_agents or due.fleet_paused_by is not None or due.any_stopped or due.any_ledger or due.any_capped:
         return None  # the pass reads none, or leaves some out
     rows = tx.run(*read_of_ready(request))
-    if any(row[RUNNABLE_AT] > now or not (row[DEADLINE] is None or row[DEADLINE] > now) for row in rows):
-        return None  # rarely: the clock was moved, or a deadline passes now
+    for row in rows:
+        if row[RUNNABLE_AT] > now or (row[DEADLINE] is not None and row[DEADLINE] <= now):
+            return None  # rarely: the clock was moved, or a deadline passes now
     return rows
 
 
@@ -173,6 +173,7 @@ class ClaimPass:
     # what it leaves out; nearly every claim leaves out nothing, so the first one that is added makes a set (`_plus`)
     blocked_pids: AbstractSet[int] = frozenset()  # agents whose entries need no further check
     blocked_projects: AbstractSet[str] = frozenset()
+    _open_projects: AbstractSet[str | None] = frozenset((None,))  # whose own row cannot block an entry
     blocked_needs: AbstractSet[str] = frozenset()  # needs that no entry can have met now
     refused_groups: AbstractSet[str] = frozenset()  # "pid|kind|needs" of refused entries
     agents_elsewhere: AbstractSet[int] = frozenset()  # agents whose first entry only another worker can run
@@ -240,7 +241,11 @@ class ClaimPass:
         if sched_id in self._claimed_ids:  # a pass that proposes it twice gets it once
             self._skipped_ids = _plus(self._skipped_ids, sched_id)
             return reasons.NotQueued(state=_DISPATCHED)
-        if self._due.any_limit or row[NEEDS] is not None or not (project_id is None or self._is_open(project_id)):
+        if (
+            self._due.any_limit
+            or row[NEEDS] is not None
+            or not (project_id in self._open_projects or self._is_open(project_id))
+        ):
             entry = CheckedEntry.from_row(row)
             if entry.needs is not UNREADABLE_NEEDS:  # otherwise `write` ends it, and nothing can block that
                 blocked = self._claim_checks.first_blocking_reason(entry)
@@ -258,7 +263,10 @@ class ClaimPass:
 
     def _is_open(self, project_id: str) -> bool:
         """Whether a project's own row cannot block an entry."""
-        return self.env.cache.project(self.tx, project_id) == UNLIMITED
+        if self.env.cache.project(self.tx, project_id) != UNLIMITED:
+            return False
+        self._open_projects = _plus(self._open_projects, project_id)
+        return True
 
     def blocking_reasons(self, row: Row) -> list[BlockingBase]:
         """Return every reason that blocks an entry."""
@@ -537,8 +545,8 @@ class ClaimPass:
             self.env.note_time(self.tx, now)
         expires_at = now + request.timeout_s
         head = (worker.worker_id, worker.incarnation, now, now, request.timeout_s, expires_at, token)
-        # the columns of statements.queue.ENTRY from state on
-        tail = (_DISPATCHED, worker.worker_id, now, None, None, None, token, expires_at, 0)
+        # the columns of statements.queue.ENTRY from state on, but its workspace
+        columns = (_DISPATCHED, worker.worker_id, now, None, None, None, token, expires_at, 0)
         rows = [(*head, each.workspace, each.estimate, each.row[0]) for each in claimed]
         # one statement per id, in order: neighbours share pages, and one UPDATE of many rows would find each row twice
         rows.sort(key=_sched_id)
@@ -551,8 +559,7 @@ class ClaimPass:
         for each in claimed:  # a server works on the claims meanwhile
             row = each.row
             touched.append((row[PID], row[PROJECT]))
-            attempt = row[ATTEMPT] + 1  # the entry that the worker gets is built without reading the row again
-            entry = entry_from_row((*row[:ATTEMPT], attempt, *row[ATTEMPT + 1 : READY_WIDTH], *tail, each.workspace))
+            entry = claimed_entry(row, columns, each.workspace)  # without reading the row again
             (entries if entry.unreadable is None else unreadable).append(entry)
         self.env.cache.touch_all(touched)
         if self._due.any_context:

@@ -12,7 +12,7 @@ its place.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -106,8 +106,11 @@ class RunRow(msgspec.Struct, frozen=True, gc=False):
 
     def cost(self, dim: str, now: float) -> int:
         """Return what sharing counts: the usage charged, else the expected usage, else whole seconds, at least one."""
-        expected = 0 if self.needs_text is None else decode_needs(self.needs_text).expected.get(dim, 0)
-        return self.measured(dim) or expected or max(1, round(now - (self.dispatched_at or now)))
+        if self.spent_text is not None and (measured := self.measured(dim)):
+            return measured
+        if self.needs_text is not None and (expected := decode_needs(self.needs_text).expected.get(dim, 0)):
+            return expected
+        return max(1, round(now - (self.dispatched_at or now)))
 
 
 class EndedRuns(msgspec.Struct, frozen=True):
@@ -369,7 +372,7 @@ def _write_completed(
 ) -> int:
     """Record the runs that ended for good, and process the entries that waited for them; returns the event's id."""
     entries, ended_ids, awaited = [], [], []
-    _end_spending(tx, ((run, run_end.exit_kind == "completed") for run, run_end in ended), now)
+    _end_spending(tx, [(run, end.exit_kind == "completed") for run, end in ended if run.spent_text is not None], now)
     for run, run_end in ended:
         entries.append(CompletedEntry(run.sched_id, run_end.exit_kind, run_end.outcome))
         ended_ids.append(run.sched_id)
@@ -386,12 +389,11 @@ def _write_completed(
     return event_id
 
 
-def _end_spending(tx: Transaction, ended: Iterable[tuple[RunRow, bool]], now: float) -> None:
+def _end_spending(tx: Transaction, spenders: Sequence[tuple[RunRow, bool]], now: float) -> None:
     """End what runs asked of limits, used or not, and forget the keys of their charges.
 
-    A run that charged nothing and asked for nothing has no `spent`.
+    Only of runs with `spent`: the others charged nothing and asked for nothing.
     """
-    spenders = [(run, is_used) for run, is_used in ended if run.spent_text is not None]
     for run, is_used in spenders:
         limit_asks.end_asks(tx, run.sched_id, run.token, run.project_id, now, is_used=is_used)
     if spenders:
@@ -491,7 +493,7 @@ def _write_requeued(
     now: float,
 ) -> int:
     """Write runs that go back into the queue; returns the id of their event."""
-    _end_spending(tx, ((each.run, verb == "yield") for each in requeued), now)
+    _end_spending(tx, [(each.run, verb == "yield") for each in requeued if each.run.spent_text is not None], now)
     for each in requeued:
         if each.run.needs_text is not None:
             budget_loans.end_attempt(tx, each.run.sched_id, each.run.token)

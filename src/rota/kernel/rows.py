@@ -64,6 +64,7 @@ __all__ = [
     "EntryOptions",
     "Needs",
     "agent_from_row",
+    "claimed_entry",
     "column_problem",
     "decode_constraint",
     "decode_needs",
@@ -91,7 +92,7 @@ PAYLOAD, RESULT = 6, 16
 READY_WIDTH = 17  # columns that a ready entry has
 CREATED_AT = 7
 STATE, DISPATCHED_AT, COMPLETED_AT, EXIT_KIND, _HOLD, TOKEN = 17, 19, 20, 21, 22, 23
-_READY_TAIL = ("queued", None, None, None, None, None, None, None, 0, None)  # the other columns of a ready entry
+_READY_TAIL = ("queued", None, None, None, None, None, None, None, 0)  # the others of a ready entry, but its workspace
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _encode = msgspec.json.Encoder().encode
@@ -310,16 +311,28 @@ def unreadable_columns(row: Sequence[Any]) -> str | None:
 
 def ready_entry_from_row(row: Sequence[Any]) -> ReadyEntry:
     """Build an entry from a row of `statements.queue.READY_COLUMNS`."""
-    return entry_from_row((*row[:READY_WIDTH], *_READY_TAIL))
+    return _entry(row[:READY_WIDTH], _READY_TAIL)
 
 
 def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
     """Build an entry from a row of `statements.queue.ENTRY`."""
+    return _entry(row[:READY_WIDTH], row[READY_WIDTH:-1], row[-1])
+
+
+def claimed_entry(row: Sequence[Any], claim: Sequence[Any], workspace: str | None) -> ReadyEntry:
+    """Build an entry that is claimed now; `claim` has the columns of `ENTRY` that its row of `READY_COLUMNS` lacks."""
+    return _entry(row[:READY_WIDTH], claim, workspace, is_claimed=True)
+
+
+def _entry(
+    row: Sequence[Any], rest: Sequence[Any], held_workspace: str | None = None, *, is_claimed: bool = False
+) -> ReadyEntry:
+    """Build an entry from its columns; if it is claimed now, the row does not count this run yet."""
     (
         sched_id, pid, priority, runnable_at, deadline, trigger, payload, created_at, project_id, attempt, max_attempts,
-        outcome, key, kind, needs_text, options_text, result, state, worker_id, dispatched_at, completed_at, exit_kind,
-        hold, token, expires_at, cancel_requested, held_workspace,
+        outcome, key, kind, needs_text, options_text, result,
     ) = row  # fmt: skip
+    state, worker_id, dispatched_at, completed_at, exit_kind, hold, token, expires_at, cancel_requested = rest
     unreadable = None
     try:
         body = {} if payload == "{}" else _decode_payload(payload)
@@ -327,16 +340,13 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
     except DECODE_ERRORS:
         body, value = _decode_or(payload, {}, dict[str, Any]), _decode_or(result, None)
         unreadable = unreadable_columns(row)
-    seed = (
+    entry = ReadyEntry(
         sched_id, pid, priority, runnable_at, deadline, trigger, body, state, worker_id, created_at, dispatched_at,
         completed_at, exit_kind,
-    )  # fmt: skip
-    entry = ReadyEntry(
-        *seed,
         status="running" if state == "dispatched" else derive_status(state, hold, exit_kind),  # no call in a claim
         project_id=project_id,
         hold=hold,
-        attempt=attempt,
+        attempt=attempt + 1 if is_claimed else attempt,
         max_attempts=max_attempts,
         outcome=outcome,
         result=value,
@@ -346,7 +356,7 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         cancel_requested=cancel_requested == 1,
         kind=kind,
         unreadable=unreadable,
-    )
+    )  # fmt: skip
     if needs_text is None and options_text is None:
         return entry
     needs, options = decode_needs(needs_text), decode_options(options_text)

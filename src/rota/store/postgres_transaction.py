@@ -103,8 +103,12 @@ class PostgresTransaction:
     @property
     def facts_version(self) -> int:
         """A number that grows when another process has changed what this one remembers."""
-        turn = self._taken_turn()
-        return 0 if turn is None else turn.facts_version
+        turn = self._turn
+        if turn is None:
+            return 0
+        if turn.is_pending:  # as in `_taken_turn`: this is asked more often than anything else
+            turn.take_turn()
+        return turn.facts_version
 
     def _taken_turn(self) -> Turn | None:
         """The turn, which has begun; None if the transaction only reads."""
