@@ -31,7 +31,7 @@ from rota.service.outages import call_through_outage
 from rota.store import Transaction, postgres_connection, postgres_listener
 from rota.store.migrations import LATEST
 from rota.store.postgres import PostgresStore
-from rota.store.postgres_engine import channel
+from rota.store.postgres_engine import channel, listeners_key
 from rota.store.postgres_listener import NewsListener
 from rota.store.postgres_pipeline import UNREAD_MAX
 from rota.store.statements.file import META_GET, META_SET
@@ -724,6 +724,41 @@ def test_a_listener_hears_of_commits_of_others_and_a_lost_notification_is_found(
         monkeypatch.setattr(other._engine, "_channel", "nobody_listens_here")
         other.write(put("word", "2"))
         assert heard.acquire(timeout=PATIENCE_S)
+
+
+def test_commits_notify_only_while_a_process_listens(url: str, opened: PostgresStore) -> None:
+    with psycopg.connect(shared_dsn(), autocommit=True) as program:
+        program.execute(f'LISTEN "{channel(opened.address.schema)}"'.encode())
+        opened.write(put("word", "1"))
+        program.execute("SELECT pg_notify(%s, 'all of before')", (channel(opened.address.schema),))
+        with contextlib.closing(open_postgres(url)) as other:
+            other.on_change(lambda: None)
+            opened.write(put("word", "2"))
+            notices = program.notifies(timeout=PATIENCE_S, stop_after=2)
+            assert [each.payload.isdecimal() for each in notices] == [False, True]
+
+
+def test_a_process_that_begins_to_listen_during_a_commit_hears_of_it(
+    opened: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_listener, "POLL_S", 2 * PATIENCE_S)
+    heard: queue.Queue[int | None] = queue.Queue()
+    schema = opened.address.schema
+    with psycopg.connect(shared_dsn()) as committing:
+        committing.execute("SELECT pg_advisory_xact_lock(%s)", (listeners_key(schema),))  # no process listens
+        starting = threading.Thread(target=lambda: listeners.append(NewsListener(opened.address, heard.put)))
+        listeners: list[NewsListener] = []
+        starting.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid::bigint = %s"
+        with psycopg.connect(shared_dsn(), autocommit=True) as looking:
+            while looking.execute(waits, (listeners_key(schema) & 0xFFFFFFFF,)).fetchone() != (1,):
+                pass
+        row = committing.execute(f"SELECT nextval('{schema}.news')".encode()).fetchone()
+        committing.commit()
+    assert row is not None
+    assert heard.get(timeout=PATIENCE_S) == row[0]
+    starting.join(PATIENCE_S)
+    listeners[0].stop()
 
 
 def test_a_listener_whose_connection_ends_listens_again_in_a_process_with_thousands_of_open_files(

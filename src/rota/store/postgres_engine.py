@@ -18,6 +18,11 @@ with the next result; then the whole transaction is undone, and the writer runs 
 process that finds another number than its own last one knows that others have written. A sequence has no transactions,
 so a number may belong to a transaction that was undone; that costs a look and is otherwise harmless.
 
+**Notifying** costs the server more than most statements of a turn, and PostgreSQL commits transactions that notify one
+after the other in the whole database. So a process that listens shares a lock (`listeners_key`), and a turn that finds
+this lock free does not notify. It keeps the lock until its commit: a process that begins to listen meanwhile waits for
+that, and then reads the last number.
+
 **What others remember.** Nearly every transaction only adds entries, claims them and ends them. That changes nothing of
 what processes keep in memory: settings, agents, projects, which limits exist. So there is a second sequence, `facts`,
 and only a transaction with a statement that is not `everyday` takes a number of it. Many workers that drain a queue
@@ -67,7 +72,7 @@ from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.statements.file import META_GET, META_SET
 from rota.store.statements.journal import EVENT_APPEND
 
-__all__ = ["FLUSH", "LAST_NEWS", "Durability", "PostgresEngine", "channel", "turn_key"]
+__all__ = ["FLUSH", "LAST_NEWS", "Durability", "PostgresEngine", "channel", "listeners_key", "turn_key"]
 
 Durability = Literal["full", "normal"]
 _WORD = re.compile(r"\w+")
@@ -89,8 +94,10 @@ _SETTINGS = f"SELECT key, value FROM kernel_meta WHERE key = ANY ($1::text[]) AN
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
 _LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
-_NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
-_NEWS_AND_FACTS = "SELECT nextval('news'), pg_notify($1, currval('news')::text), nextval('facts')"
+# the lock is free while no process listens
+_NOTIFY = "(SELECT pg_notify($1, currval('news')::text) WHERE NOT pg_try_advisory_xact_lock($2::bigint))"
+_NEWS = f"SELECT nextval('news'), {_NOTIFY}"
+_NEWS_AND_FACTS = f"SELECT nextval('news'), {_NOTIFY}, nextval('facts')"
 # the setting ends with its own transaction, which is over when the log is flushed
 FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
 _IS_THERE = """SELECT 1 FROM agent_events WHERE event_id = $1 AND ts = $2 AND kind = $3 AND payload = $4
@@ -106,6 +113,11 @@ def _tables_in(text: str) -> frozenset[str]:
 def turn_key(schema: str) -> int:
     """Return the number of the advisory lock that is held during a turn."""
     return lock_number(f"rota {schema}")
+
+
+def listeners_key(schema: str) -> int:
+    """Return the number of the advisory lock that each process shares while it listens on the channel."""
+    return lock_number(f"rota {schema} listens")
 
 
 def channel(schema: str) -> str:
@@ -149,6 +161,7 @@ class PostgresEngine:
         self._pipeline: Pipeline | None = None
         self._key = turn_key(address.schema)
         self._channel = channel(address.schema)
+        self._listeners_key = listeners_key(address.schema)
         self.flush_mode = "on"  # the synchronous_commit that the server's administrator has chosen
         self._last_ids = {"event": 0, "entry": 0}
         self._changed_before = 0  # `changed` when the transaction began
@@ -415,7 +428,7 @@ class PostgresEngine:
         if self._aborted:
             raise TransactionLost("a statement of it failed")
         try:
-            pipeline.send(_NEWS_AND_FACTS if self._changes_facts else _NEWS, (self._channel,))
+            pipeline.send(_NEWS_AND_FACTS if self._changes_facts else _NEWS, (self._channel, self._listeners_key))
             pipeline.send("COMMIT")
             if self.durability == "full":
                 pipeline.send(FLUSH, (self.flush_mode,))

@@ -1,10 +1,10 @@
 """How a process hears of the commits of others on PostgreSQL.
 
 Every commit notifies the channel of its schema with its number (`news`, see postgres_engine.py). A process in which a
-request waits has one connection that listens. Notifications are hints that can be lost, with the connection or with a
-server that is replaced; so every `POLL_S` the listener also asks for the last number. A number that no notification has
-announced may belong to a transaction that is not committed yet; the listener waits for the turn, and after it the
-transaction is over.
+request waits has one connection that listens; while no process has one, commits do not notify. Notifications are hints
+that can be lost, with the connection or with a server that is replaced; so every `POLL_S` the listener also asks for
+the last number. A number that no notification has announced may belong to a transaction that is not committed yet; the
+listener waits for the turn, and after it the transaction is over.
 
 A program that enqueues in a transaction of its own has no number; its commit notifies with the word `inbox`.
 
@@ -26,7 +26,7 @@ import psycopg
 from rota.errors import RotaError, StoreReplaced
 from rota.fault_log import FaultLog
 from rota.store.postgres_connection import PostgresAddress, connect, unavailable
-from rota.store.postgres_engine import LAST_NEWS, channel, turn_key
+from rota.store.postgres_engine import LAST_NEWS, channel, listeners_key, turn_key
 
 __all__ = ["POLL_S", "NewsListener"]
 
@@ -96,6 +96,7 @@ class NewsListener:
 
     def _connect(self) -> psycopg.Connection[Any]:
         connection = connect(self._address, "listener", read_only=self._read_only)
+        connection.execute("SELECT pg_advisory_lock_shared(%s::bigint)", (listeners_key(self._address.schema),))
         connection.execute(f'LISTEN "{channel(self._address.schema)}"')
         return connection
 
