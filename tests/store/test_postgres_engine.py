@@ -31,9 +31,9 @@ from rota.service.outages import call_through_outage
 from rota.store import Transaction, postgres_connection, postgres_listener
 from rota.store.migrations import LATEST
 from rota.store.postgres import PostgresStore
-from rota.store.postgres_engine import channel, listeners_key
+from rota.store.postgres_engine import FLUSH, channel, listeners_key
 from rota.store.postgres_listener import NewsListener
-from rota.store.postgres_pipeline import UNREAD_MAX
+from rota.store.postgres_pipeline import UNREAD_MAX, Pipeline
 from rota.store.statements.file import META_GET, META_SET
 from rota.store.statements.journal import EVENT_APPEND
 from tests.postgres_server import PostgresServer, own_schema, shared_dsn
@@ -598,7 +598,19 @@ def test_a_connection_that_was_left_by_an_interrupt_is_not_used_again(opened: Po
         assert opened.write(lambda tx: tx.run(META_GET, ("word",))) == [("1",)]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_statement_that_cannot_be_committed_fails(url: str) -> None:
+    """Outside of BEGIN and COMMIT it has its result before that: a full disk of the log, say, is noticed afterwards."""
+    with psycopg.connect(url.rpartition("schema=")[0].rstrip("?&"), autocommit=True) as connection:
+        connection.execute("CREATE TEMPORARY TABLE later (number int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        pipeline = Pipeline(connection)
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.UniqueViolation):
+                pipeline.rows("INSERT INTO later VALUES (1), (1) RETURNING number")
+            assert pipeline.is_idle
+        assert pipeline.rows("SELECT count(*) FROM later") == [(0,)]
+
+
+@pytest.mark.parametrize("when", ["before", "after", "flush"])
 def test_a_connection_lost_during_the_commit_writes_once(
     opened: PostgresStore, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,7 +623,7 @@ def test_a_connection_lost_during_the_commit_writes_once(
 
     def collect_and_lose() -> Any:
         is_commit = any(text == "COMMIT" for text in sent)
-        if not is_commit or lost:
+        if not is_commit or lost or when == "flush":
             return collect()
         lost.append(when)
         if when == "after":
@@ -625,6 +637,9 @@ def test_a_connection_lost_during_the_commit_writes_once(
 
     def send_and_note(text: str, parameters: Any = ()) -> None:
         sent.append(text)
+        if (when, text, lost) == ("flush", FLUSH, []):  # the server refuses it, and the connection stays
+            lost.append(when)
+            text, parameters = "SELECT 1 / 0", ()
         send(text, parameters)
 
     monkeypatch.setattr(pipeline, "send", send_and_note)
@@ -910,3 +925,4 @@ def test_an_event_that_a_reader_was_shown_is_not_lost_when_the_server_is_killed(
     reader.close()
     writer.close()
     assert seen == after == ["seen"]
+    assert "no transaction in progress" not in Path(own_server.folder, "log").read_text()

@@ -143,7 +143,7 @@ class PostgresStore(Writer):
     def _give_back(self, pipeline: Pipeline) -> None:
         """End the view without waiting for the answer, which is read with the next one's."""
         with contextlib.suppress(psycopg.Error):
-            if not pipeline.is_broken:
+            if not (pipeline.is_broken or pipeline.is_idle):
                 pipeline.post("ROLLBACK")
         with self._guard:
             if not (self._closed or pipeline.is_broken):

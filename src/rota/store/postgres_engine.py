@@ -434,9 +434,9 @@ class PostgresEngine:
                 pipeline.send(FLUSH, (self.flush_mode,))
             results = pipeline.collect()
         except psycopg.Error as problem:
-            if not pipeline.is_broken:
+            if not (pipeline.is_broken or pipeline.is_idle):
                 raise self.failed(problem) from problem
-            self._find_out(problem)
+            self._find_out(problem)  # the flush behind the commit may be what failed
             return
         except BaseException as interrupt:
             self._find_out(interrupt)

@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 from psycopg.adapt import Transformer
-from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 
 from rota.errors import InvalidInput
 from rota.store.protocol import Row
@@ -32,6 +32,7 @@ UNREAD_MAX = 400  # results that may wait in the buffers of the sockets: if thes
 FLOATS_CACHED_MAX = 64  # a turn sends its time many times, and the shortest text of a float takes a while to find
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _ROWS, _DONE, _SKIPPED = ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.PIPELINE_ABORTED
+_SYNC = ExecStatus.PIPELINE_SYNC
 _SENT, _SYNCED = None, ""
 
 
@@ -59,6 +60,11 @@ class Pipeline:
     def is_broken(self) -> bool:
         """Whether the connection is gone, or an interrupt has left it in a state that is not known."""
         return self._entered or self._link.status != ConnStatus.OK
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is sent or owed, and no transaction is open."""
+        return not self._owed and self._link.transaction_status == TransactionStatus.IDLE
 
     def send(self, text: str, parameters: Sequence[Any] = ()) -> None:
         """Put a statement into the buffer."""
@@ -104,9 +110,8 @@ class Pipeline:
         self._entered = True
         self._link.pipeline_sync()
         self._read()
+        self._read_sync()
         found, self._found = self._found, []
-        self._wait()
-        self._link.get_result()  # of the sync
         self._entered = False
         problem, self._problem = self._problem, None
         if problem is not None:
@@ -121,12 +126,13 @@ class Pipeline:
             self._flush()
         while owed:
             kind = owed.popleft()
+            if kind is _SYNCED:
+                self._read_sync()
+                self._found, self._problem = [], None
+                continue
             if link.is_busy():
                 self._wait()
             result: Any = link.get_result()
-            if kind is _SYNCED:
-                self._found, self._problem = [], None
-                continue
             if link.is_busy():
                 self._wait()
             link.get_result()  # each statement's results end with None
@@ -134,6 +140,25 @@ class Pipeline:
                 self._found.append([] if result.status == _DONE else self._load(result))
             elif result.status != _DONE:
                 del self._names[kind]
+                self._load(result)
+
+    def _read_sync(self) -> None:
+        """Read the answer to a sync.
+
+        A statement outside of BEGIN and COMMIT has its result before it is committed. The sync commits it, so that it
+        could not be committed is said here.
+        """
+        link = self._link
+        while True:
+            if link.is_busy():
+                self._wait()
+            result: Any = link.get_result()
+            if result is None:  # it ends the results of a statement, and all of a connection that is lost
+                if link.status != ConnStatus.OK:
+                    raise self._problem or psycopg.OperationalError("the connection is lost")
+            elif result.status == _SYNC:
+                return
+            else:
                 self._load(result)
 
     def _load(self, result: Any) -> list[Row]:
