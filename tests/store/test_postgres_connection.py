@@ -227,6 +227,27 @@ def test_a_role_whose_connections_are_used_up_is_told_which_limit_to_raise() -> 
     assert "CONNECTION LIMIT of the role" in str(refused.value)
 
 
+@pytest.mark.parametrize(("old", "new", "hint"), [
+    ("/postgres?", "/no_such?", 'database "no_such" does not exist. Create it, or correct its name'),
+    ("//rota@", "//no_such@", 'role "no_such" does not exist. Create it, or correct its name'),
+])  # fmt: skip
+def test_a_name_that_the_server_does_not_know_is_to_be_corrected(old: str, new: str, hint: str) -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        store.open(shared_dsn().replace(old, new))
+    assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize(("said", "hint"), [
+    ('connection failed: FATAL: password authentication failed for user "a"', "into ~/.pgpass"),
+    ("connection failed: fe_sendauth: no password supplied", "into ~/.pgpass"),
+    ("connection is bad: received invalid response to SSL negotiation: H", "Another program listens there"),
+])
+def test_what_libpq_says_is_said_with_what_helps(said: str, hint: str) -> None:
+    problem = str(unavailable(parse_url("postgresql://a@host/work"), psycopg.OperationalError(said)))
+    assert hint in problem
+    assert ": connection" not in problem
+
+
 def test_a_role_without_rights_in_a_schema_is_told_so() -> None:
     with role("poor") as poor, own_schema("rota_rights") as url:
         store.open(url).close()

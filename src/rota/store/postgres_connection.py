@@ -249,9 +249,21 @@ def _read_as_sqlite(connection: psycopg.Connection[Any]) -> None:
 _LOST_CLASSES = ("08", "53", "57", "58")
 _GONE_STATES = ("3F000", "42P01")  # no such schema, no such table
 _READ_ONLY_SERVER = ("session is read-only", "server is in hot standby mode")  # as libpq says it
-_CONNECTIONS_USED_UP = ("too many connections for", "too many clients already", "remaining connection slots")
 _LOCKED = "55P03"  # a statement waited for a lock for too long
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
+_DISK_FULL, _NO_SPACE = "53100", "No space left on device"  # a session may not even begin
+_HINTS = (  # what to do where the server, or libpq, says one of these words
+    (
+        ("too many connections for", "too many clients already", "remaining connection slots"),
+        "Raise max_connections, or the CONNECTION LIMIT of the role or the database: a process needs up to six.",
+    ),
+    (
+        ("password authentication failed", "no password supplied"),
+        "Write the password of this role into ~/.pgpass, which only you may read, or into the URL's passfile.",
+    ),
+    (('" does not exist',), "Create it, or correct its name in the URL of the store."),
+    (("invalid response to SSL negotiation",), "Another program listens there: correct the port in the URL."),
+)
 _LOST_STATES = ("25P03", "25P04", "40001", "40P01", "55P03")  # session ended by a time limit; deadlock; no turn
 
 
@@ -292,10 +304,13 @@ def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_exec
     if not may_be_executed and (refused := _refused(problem)) is not None:
         return refused
     text = f"PostgreSQL at {address.shown} cannot be reached: {one_line(problem)}"
-    hint = f"Check that it runs and accepts you: psql {quote(_without_password(address))} -c 'SELECT 1'."
-    if any(said in str(problem) for said in _CONNECTIONS_USED_UP):
-        hint = "Raise max_connections, or the CONNECTION LIMIT of the role or the database: a process needs up to six."
-    elif _LOCKED in {getattr(each, "sqlstate", None) for each in (problem, problem.__cause__)}:
+    command = f"Check that it runs and accepts you: psql {quote(_without_password(address))} -c 'SELECT 1'."
+    hint = next((hint for words, hint in _HINTS if any(each in str(problem) for each in words)), command)
+    states = {getattr(each, "sqlstate", None) for each in (problem, problem.__cause__)}
+    if _DISK_FULL in states or _NO_SPACE in str(problem):
+        text = f"PostgreSQL at {address.shown} has no disk space: {one_line(problem)}"
+        hint = "Free space on the server's disk, then retry."
+    elif _LOCKED in states:
         text = f"PostgreSQL at {address.shown} kept a statement waiting: {one_line(problem)}"
         hint = "A session has locked what it needs. `rota doctor` names the oldest transaction."
     if may_be_executed:
@@ -319,4 +334,5 @@ def one_line(problem: BaseException) -> str:
         return " ".join(problem.diag.message_primary.split())
     lines = [line for line in str(problem).splitlines() if not line.startswith("\t")]
     hosts = [line.removeprefix("- ") for line in lines if line.startswith("- host: ")]
-    return " ".join(("; ".join(hosts) or " ".join(lines)).split()) or type(problem).__name__
+    text = " ".join(("; ".join(hosts) or " ".join(lines)).split()) or type(problem).__name__
+    return text.removeprefix("connection failed: ").removeprefix("connection is bad: ")  # the caller says so

@@ -130,7 +130,7 @@ class PostgresEngine:
 
     sole_user = False  # others are notified of every commit
     has_savepoints = False
-    lost_hint = "See that the server runs and what it logs, then retry: `rota doctor`."
+    lost_hint = "See that the server runs and has disk space, and what it logs, then retry: `rota doctor`."
 
     def __init__(
         self,
