@@ -237,11 +237,14 @@ def test_a_name_that_the_server_does_not_know_is_to_be_corrected(old: str, new: 
     assert hint in str(refused.value)
 
 
-@pytest.mark.parametrize(("said", "hint"), [
-    ('connection failed: FATAL: password authentication failed for user "a"', "into ~/.pgpass"),
-    ("connection failed: fe_sendauth: no password supplied", "into ~/.pgpass"),
-    ("connection is bad: received invalid response to SSL negotiation: H", "Another program listens there"),
-])
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ('connection failed: FATAL: password authentication failed for user "a"', "into ~/.pgpass"),
+        ("connection failed: fe_sendauth: no password supplied", "into ~/.pgpass"),
+        ("connection is bad: received invalid response to SSL negotiation: H", "Another program listens there"),
+    ],
+)
 def test_what_libpq_says_is_said_with_what_helps(said: str, hint: str) -> None:
     problem = str(unavailable(parse_url("postgresql://a@host/work"), psycopg.OperationalError(said)))
     assert hint in problem

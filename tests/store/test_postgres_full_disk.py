@@ -73,7 +73,9 @@ def test_a_full_disk_of_the_server_loses_nothing_that_was_acknowledged(disk: Sma
 
     disk.free()
     disk.server.restart(signal.SIGKILL)
-    after = call_through_outage(kernel.clock, lambda: kernel.queue.enqueue(ScheduleSpec(pid, key="after")), lambda: False)
+    after = call_through_outage(
+        kernel.clock, lambda: kernel.queue.enqueue(ScheduleSpec(pid, key="after")), lambda: False
+    )
     keys = {entry.key: entry.sched_id for entry in kernel.queue.list()[0]}
     assert {"before": ids[0], "after": after}.items() <= keys.items()
     assert len(keys) - ("lost" in keys) == 2
