@@ -9,6 +9,8 @@ second. An outage, or a defect, may last for days; the same line at every attemp
     fails: A    nothing: two faults may alternate
     works
     fails: A    logged
+
+A server that cannot be reached is one fault: while it restarts it is shut down, then not there, then starts up.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from rota.errors import RotaError
+from rota.errors import RotaError, StoreUnavailable
 from rota.lazy import late
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class FaultLog:
 
     def failed(self, what: str, problem: Exception, *, then: str = "", of: Hashable = None) -> None:
         """A task has failed: log it, unless the same was logged since its last success. `then` says what follows."""
-        fault = "".join(traceback.format_exception_only(problem))  # `str` of a foreign exception may raise
+        fault = _address_of(problem) or "".join(traceback.format_exception_only(problem))  # its own `str` may raise
         said = self._said.setdefault(of, set())  # without a lock, which a forked child may find held
         if fault in said or len(said) >= FAULTS_MAX:
             return
@@ -69,3 +71,8 @@ class FaultLog:
         if self._said:  # usually empty, and this is called at every success
             self._said.pop(of, None)
             self.is_failing = bool(self._said)
+
+
+def _address_of(problem: Exception) -> str | None:
+    """Return the address of a server that cannot be reached."""
+    return problem.data.get("address") if isinstance(problem, StoreUnavailable) else None

@@ -28,6 +28,7 @@ from rota.store import socket_paths
 from rota.store.socket_paths import SOCKET_PATH_BYTES_MAX, socket_path
 from tests.daemon.harness import PATIENCE_S, Process, Raw, Served, serving
 from tests.daemon.http_client import fetch
+from tests.postgres_server import PostgresServer
 from tests.stores import hold_writers
 
 
@@ -86,6 +87,14 @@ def test_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert raw.receive() is None
         with served.client() as client:
             served._until(lambda: any(event.kind == "kernel.auth.denied" for event in client.journal.tail()))
+
+
+def test_a_daemon_stops_as_well_while_its_server_is_away(socket_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with PostgresServer(socket_folder / "pg") as server:
+        served = Served(f"{server.dsn()}&schema=rota")
+        server.stop()
+        served.stop()  # raises what the daemon ended with
+    assert "the stop is not in the journal: PostgreSQL at local/postgres?schema=rota cannot be reached" in caplog.text
 
 
 def test_a_file_has_one_daemon(served: Served) -> None:

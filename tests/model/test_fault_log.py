@@ -30,6 +30,18 @@ def test_a_fault_is_logged_once_another_one_too_and_the_same_again_after_a_succe
     assert caplog.messages[2:] == [f"the loop: {away}"]
 
 
+def test_a_server_that_cannot_be_reached_is_one_fault_whatever_it_says_of_it(
+    faults: FaultLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in ("it is shutting down", "connection refused", "it is starting up"):
+        faults.failed("the loop", StoreUnavailable(text, address="server/database"))
+    faults.failed("the loop", StoreUnavailable("connection refused", address="another"))
+    assert [message.partition(".")[0] for message in caplog.messages] == [
+        "the loop: it is shutting down",
+        "the loop: connection refused",
+    ]
+
+
 def test_only_an_unexpected_error_has_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     faults = FaultLog("rota.test", expected=OSError)
     for problem in (OSError("no room"), ValueError("a defect"), ValueError("a defect")):

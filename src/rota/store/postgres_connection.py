@@ -251,6 +251,7 @@ _GONE_STATES = ("3F000", "42P01")  # no such schema, no such table
 _READ_ONLY_SERVER = ("session is read-only", "server is in hot standby mode")  # as libpq says it
 _LOCKED = "55P03"  # a statement waited for a lock for too long
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
+_PREFIXES = ("connection failed: ", "connection is bad: ", "consuming input failed: ")  # libpq's binding says the rest
 _DISK_FULL, _NO_SPACE = "53100", "No space left on device"  # a session may not even begin
 _HINTS = (  # what to do where the server, or libpq, says one of these words
     (
@@ -335,4 +336,6 @@ def one_line(problem: BaseException) -> str:
     lines = [line for line in str(problem).splitlines() if not line.startswith("\t")]
     hosts = [line.removeprefix("- ") for line in lines if line.startswith("- host: ")]
     text = " ".join(("; ".join(hosts) or " ".join(lines)).split()) or type(problem).__name__
-    return text.removeprefix("connection failed: ").removeprefix("connection is bad: ")  # the caller says so
+    for prefix in _PREFIXES:
+        text = text.removeprefix(prefix)
+    return text

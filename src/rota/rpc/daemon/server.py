@@ -152,7 +152,10 @@ class Daemon:
             started()
             await self._stop.wait()
             await self._finish(transport)
-            self._record(kernel, "stopped")
+            try:
+                self._record(kernel, "stopped")
+            except StoreUnavailable as problem:  # it stops all the same
+                _log.warning("the stop is not in the journal: %s", problem)
         finally:
             for task in watching:
                 task.cancel()
