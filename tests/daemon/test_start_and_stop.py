@@ -89,6 +89,7 @@ def test_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             served._until(lambda: any(event.kind == "kernel.auth.denied" for event in client.journal.tail()))
 
 
+@pytest.mark.only_on("postgres", reason="a file is not away")
 def test_a_daemon_stops_as_well_while_its_server_is_away(socket_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with PostgresServer(socket_folder / "pg") as server:
         served = Served(f"{server.dsn()}&schema=rota")

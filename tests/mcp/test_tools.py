@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from mcp import Client, MCPError
+from rota.errors import StoreUnavailable
 from rota.kernel import ScheduleSpec
 from rota.mcp.answers import VALUE_CHARS_MAX
 from rota.mcp.callers import Caller
@@ -20,6 +21,7 @@ from rota.mcp.server import CALLS_MAX, McpServer
 from rota.mcp.tools import TOOLS
 from rota.mcp.work_tools import PART_CHARS_MAX, WAIT_S_MAX
 from rota.rpc.methods import METHODS
+from rota.service import outages
 from tests.mcp.clients import Desk, ToolFailed, use
 
 
@@ -184,6 +186,29 @@ def test_waiting_returns_the_results_or_what_still_runs(desk: Desk) -> None:
         (False, None),
     ]
     assert not found["all_have_ended"]
+
+
+def test_a_wait_goes_on_through_an_outage_and_ends_with_it_when_its_time_is_over(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = desk.caller.api
+    (sched_id,) = enqueue(desk.caller)
+    api.queue.cancel(sched_id)
+    wait, left = api.queue.wait, 2
+
+    def lose(*given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise StoreUnavailable("the server is away")
+        return wait(*given)
+
+    monkeypatch.setattr(outages, "RETRY_S", 0.01)
+    monkeypatch.setattr(api.queue, "wait", lose)
+    assert desk("wait_for_work", sched_ids=[sched_id], wait_s=50)["all_have_ended"]
+    left = 1
+    with pytest.raises(ToolFailed, match="the server is away"):
+        desk("wait_for_work", sched_ids=[sched_id], wait_s=0)
 
 
 # --- writing -------------------------------------------------------------------------------------

@@ -143,6 +143,8 @@ def test_what_is_said_of_several_hosts_is_said_once_for_each() -> None:
         store.open("postgresql://rota@127.0.0.1:1,127.0.0.1:2/postgres?schema=rota")
     said = str(refused.value)
     assert (said.count("port 1 failed"), said.count("port 2 failed"), said.count("attempts")) == (1, 1, 0)
+    assert "hostaddr" not in said
+    assert "cannot be reached: connection to server at" in said
 
 
 def test_the_hint_of_libpq_is_left_out_because_there_is_one(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from rota.kernel.run_tokens import run_of_token
@@ -16,6 +17,7 @@ from rota.model.explanation import Explanation, ExplanationSummary
 from rota.model.work import ScheduleSpec
 from rota.rpc.client.rights import CallerRights, rights_of
 from rota.service.api import SchedulerApi
+from rota.service.outages import call_through_outage
 
 __all__ = ["AgentApi", "Caller", "RunClaim", "caller_of"]
 
@@ -66,16 +68,23 @@ class Caller:
     def wait(self, wait_s: float, attempt: Callable[[float], bool]) -> bool:
         """Call a function that waits, in slices, until it succeeds; return whether it did within `wait_s`.
 
-        Between the slices the call ends if its client has gone.
+        Between the slices the call ends if its client has gone. A function that waits may be called again, so the call
+        also goes on through an outage of the store.
         """
-        give_up_at = self.api.clock.monotonic() + wait_s
+        clock = self.api.clock
+        give_up_at = clock.monotonic() + wait_s
         while True:
-            left_s = max(0.0, give_up_at - self.api.clock.monotonic())
-            if attempt(min(left_s, SLICE_S)):
+            left_s = max(0.0, give_up_at - clock.monotonic())
+            wait = partial(attempt, min(left_s, SLICE_S))
+            if call_through_outage(clock, wait, self._is_unwanted, limit_s=left_s, repeats=True):
                 return True
             if left_s <= SLICE_S:
                 return False
             self.check_wanted()
+
+    def _is_unwanted(self) -> bool:
+        self.check_wanted()
+        return False
 
     @property
     def only_project(self) -> str | None:

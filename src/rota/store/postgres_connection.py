@@ -251,7 +251,10 @@ _GONE_STATES = ("3F000", "42P01")  # no such schema, no such table
 _READ_ONLY_SERVER = ("session is read-only", "server is in hot standby mode")  # as libpq says it
 _LOCKED = "55P03"  # a statement waited for a lock for too long
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
-_PREFIXES = ("connection failed: ", "connection is bad: ", "consuming input failed: ")  # libpq's binding says the rest
+# before the words of libpq, which name the host themselves
+_PREFIX = re.compile(
+    r"(- host: .*?, port: .*?, hostaddr: [^:]*: )?(connection failed: |connection is bad: |consuming input failed: )?"
+)
 _DISK_FULL, _NO_SPACE = "53100", "No space left on device"  # a session may not even begin
 _HINTS = (  # what to do where the server, or libpq, says one of these words
     (
@@ -334,8 +337,5 @@ def one_line(problem: BaseException) -> str:
     if isinstance(problem, psycopg.Error) and problem.diag.message_primary:
         return " ".join(problem.diag.message_primary.split())
     lines = [line for line in str(problem).splitlines() if not line.startswith("\t")]
-    hosts = [line.removeprefix("- ") for line in lines if line.startswith("- host: ")]
-    text = " ".join(("; ".join(hosts) or " ".join(lines)).split()) or type(problem).__name__
-    for prefix in _PREFIXES:
-        text = text.removeprefix(prefix)
-    return text
+    hosts = [_PREFIX.sub("", line) for line in lines if line.startswith("- host: ")]
+    return " ".join(_PREFIX.sub("", "; ".join(hosts) or " ".join(lines)).split()) or type(problem).__name__
