@@ -704,7 +704,7 @@ class StoreError(RotaError, code=-32106, name="kernel_store_error"):
 class SchemaMismatch(StoreError, code=-32105, name="kernel_schema_mismatch"):
     """The file's schema version is foreign, newer or malformed; the file was not written."""
 
-    hint = "Open it with the program that created it, or choose another file."
+    hint = "Open it with the version of rota that wrote it, or choose another store."
     stamp: str | None
     latest: int | None
     table: str | None

@@ -14,7 +14,7 @@ import pytest
 
 from rota import Rota
 from rota.clock import ManualClock
-from rota.errors import InvalidInput, StoreUnavailable
+from rota.errors import InvalidInput, SchemaMismatch, StoreUnavailable
 from rota.fleet import heartbeats, slot_loop
 from rota.fleet.supervised_cores import SupervisedCores
 from rota.fleet.supervisor import Supervisor, SupervisorSettings, told_drain
@@ -242,6 +242,28 @@ def test_a_supervisor_that_is_killed_ends_although_the_store_is_away(
         def work() -> None:
             monkeypatch.setattr(rota.api, "turn", away)
             supervisor.kill()
+
+        job = work.enqueue()
+        supervisor.run()
+        assert f"ending without reporting runs (#{job.sched_id})" in caplog.text
+        monkeypatch.undo()
+        assert job.entry().state == "dispatched"  # recovered when its claim expires
+
+
+def test_a_supervisor_that_drains_ends_although_a_newer_rota_has_migrated_its_store(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store takes nothing more from this process, however long it waits."""
+    with Rota() as rota:
+        supervisor = Supervisor(rota.api, SupervisorSettings(slots=1), functions=rota._functions)
+
+        def shut_out(*_arguments: Any, **_more: Any) -> Any:
+            raise SchemaMismatch("schema_version is 9999 now")
+
+        @rota.agent
+        def work() -> None:
+            monkeypatch.setattr(rota.api, "turn", shut_out)
+            supervisor.drain()
 
         job = work.enqueue()
         supervisor.run()

@@ -34,13 +34,14 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreReplaced
+from rota.errors import InvalidInput, RotaError, SchemaMismatch, StoreCorrupt, StoreReplaced
 from rota.fault_log import FaultLog
 from rota.fleet.live_run import LiveRun
 from rota.fleet.runners.contract import RunOutcome
 from rota.kernel.run_reports import COMPLETE_MAX, INVALID_REPORT, CompletionAnswer, RunReport, storable
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
+from rota.service.dispatcher import Dispatcher
 from rota.service.outages import RETRY_S
 from rota.store.author import keeping_author
 
@@ -283,7 +284,8 @@ class SlotLoop:
             if reports and isinstance(problem, InvalidInput | StoreCorrupt):
                 self._isolate(reports, problem)
                 return []
-            if isinstance(problem, StoreReplaced) and not self._is_claiming:  # the supervisor ends without its store
+            if self._is_final(problem) and not self._is_claiming:  # the supervisor ends without its store
+                _say_given_up(reports, problem)
                 return []
             self._problem, self._failures = problem, self._failures + 1
             self._put_back(reports)
@@ -303,15 +305,17 @@ class SlotLoop:
         self._handle_answers(reports, answers)
         return entries
 
+    def _is_final(self, problem: RotaError) -> bool:
+        """Whether this process can never report again; a daemon that a newer rota has shut out may be replaced."""
+        is_shut_out = isinstance(problem, SchemaMismatch) and isinstance(self._api, Dispatcher)
+        return is_shut_out or isinstance(problem, StoreReplaced)
+
     def _give_up_if_at_once(self, problem: RotaError) -> None:
         with self._changed:
             if not self._ends_at_once or self._active or self._failures < REPORT_TRIES:
                 return
             reports, self._pending = self._pending, []
-        if reports:
-            entries = ", ".join(f"#{report.sched_id}" for _, report in reports)
-            text = "ending without reporting runs (%s), which are recovered when their claims expire: %s"
-            _log.warning(text, entries, problem.message)
+        _say_given_up(reports, problem)
 
     @property
     def _kinds_now(self) -> tuple[str, ...]:
@@ -507,6 +511,13 @@ def _crashed(entry: ReadyEntry, problem: BaseException) -> RunReport | None:
             result={"error": f"{type(problem).__name__}: {problem}"},
         )
     )
+
+
+def _say_given_up(reports: list[Pending], problem: RotaError) -> None:
+    if reports:
+        entries = ", ".join(f"#{report.sched_id}" for _, report in reports)
+        text = "ending without reporting runs (%s), which are recovered when their claims expire: %s"
+        _log.warning(text, entries, problem.message)
 
 
 class _RunThreads:

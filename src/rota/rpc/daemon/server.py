@@ -15,7 +15,7 @@ import msgspec
 
 from rota import store
 from rota.clock import Clock
-from rota.errors import StoreUnavailable
+from rota.errors import SchemaMismatch, StoreUnavailable
 from rota.kernel import Kernel
 from rota.kernel.daemon_addresses import forget_daemon_address, write_daemon_address
 from rota.kernel.journal import append
@@ -154,7 +154,7 @@ class Daemon:
             await self._finish(transport)
             try:
                 self._record(kernel, "stopped")
-            except StoreUnavailable as problem:  # it stops all the same
+            except (StoreUnavailable, SchemaMismatch) as problem:  # it stops all the same
                 _log.warning("the stop is not in the journal: %s", problem)
         finally:
             for task in watching:
