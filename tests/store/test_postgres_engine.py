@@ -392,6 +392,23 @@ def test_a_process_does_not_write_after_another_has_migrated_the_schema(opened: 
         connection.execute(f"UPDATE {schema}.kernel_meta SET value = '{LATEST}' WHERE value = '9999'".encode())
 
 
+def test_statements_that_were_prepared_before_a_migration_are_prepared_again() -> None:
+    """A newer rota may give a column another type. The error of the server would be taken for a defect."""
+    with own_schema("rota_retyped") as url, contextlib.closing(open_postgres(url)) as opened:
+        opened.write(put("word", "before"))
+        read = lambda tx: tx.run(META_GET, ("word",))  # noqa: E731
+        assert opened.read(read) == opened.write(read) == [("before",)]
+        with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:
+            meta = f"{opened.address.schema}.kernel_meta"
+            connection.execute(f"ALTER TABLE {meta} ALTER COLUMN value TYPE varchar".encode())
+            assert opened.read(read) == opened.write(read) == [("before",)]
+            connection.execute(f"ALTER TABLE {meta} ALTER COLUMN value TYPE text".encode())
+            connection.execute(f"UPDATE {meta} SET value = '9999' WHERE key = 'schema_version'".encode())
+        with pytest.raises(SchemaMismatch, match="9999"):
+            opened.write(put("word", "after"))
+        assert opened.read(read) == [("before",)]
+
+
 # --- the entries of each agent -------------------------------------------------------------------
 
 

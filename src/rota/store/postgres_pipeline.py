@@ -34,6 +34,7 @@ _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _ROWS, _DONE, _SKIPPED = ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.PIPELINE_ABORTED
 _SYNC = ExecStatus.PIPELINE_SYNC
 _SENT, _SYNCED = None, ""
+_OLD_PLAN = "0A000"  # a column has another type since the statement was prepared: only a new connection is of use
 
 
 class Pipeline:
@@ -58,7 +59,7 @@ class Pipeline:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the connection is gone, or an interrupt has left it in a state that is not known."""
+        """Whether the connection is gone, has statements of an older schema, or an interrupt left it in an unknown state."""
         return self._entered or self._link.status != ConnStatus.OK
 
     @property
@@ -115,6 +116,7 @@ class Pipeline:
         self._entered = False
         problem, self._problem = self._problem, None
         if problem is not None:
+            self._entered = problem.sqlstate == _OLD_PLAN
             raise problem
         return found
 
