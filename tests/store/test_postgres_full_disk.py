@@ -66,9 +66,10 @@ def test_a_full_disk_of_the_server_loses_nothing_that_was_acknowledged(disk: Sma
     assert not refused.value.data.get("may_be_executed")
     with psycopg.connect(disk.server.dsn(), autocommit=True) as connection:
         connection.execute("SELECT pg_switch_wal()")  # the next commit needs a new file of the log
-    with pytest.raises(StoreUnavailable) as lost:
+    with pytest.raises(StoreUnavailable, match=r"the call may have been executed\. When the server is back") as lost:
         kernel.queue.enqueue(ScheduleSpec(pid, key="lost"))
     assert lost.value.data["may_be_executed"]
+    assert "psql" not in str(lost.value)
     assert "PANIC" in Path(disk.server.folder, "log").read_text()
 
     disk.free()

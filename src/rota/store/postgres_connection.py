@@ -305,7 +305,11 @@ def _refused(problem: BaseException) -> StoreError | None:
 
 def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_executed: bool = False) -> RotaError:
     """Return the error of a call that could not reach the server."""
-    if not may_be_executed and (refused := _refused(problem)) is not None:
+    if may_be_executed:
+        text = f"the connection to {address.shown} was lost ({one_line(problem)}): the call may have been executed"
+        hint = "When the server is back, see whether it was (`rota tail`), and repeat it only if it was not."
+        return StoreUnavailable(text, hint=hint, address=address.shown, may_be_executed=True)
+    if (refused := _refused(problem)) is not None:
         return refused
     text = f"PostgreSQL at {address.shown} cannot be reached: {one_line(problem)}"
     command = f"Check that it runs and accepts you: psql {quote(_without_password(address))} -c 'SELECT 1'."
@@ -317,9 +321,6 @@ def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_exec
     elif _LOCKED in states:
         text = f"PostgreSQL at {address.shown} kept a statement waiting: {one_line(problem)}"
         hint = "A session has locked what it needs. `rota doctor` names the oldest transaction."
-    if may_be_executed:
-        text = f"the connection to {address.shown} was lost during a commit: {one_line(problem)}"
-        return StoreUnavailable(text, hint=hint, address=address.shown, may_be_executed=True)
     return StoreUnavailable(text, hint=hint, address=address.shown)
 
 
@@ -334,6 +335,8 @@ def one_line(problem: BaseException) -> str:
 
     With several hosts it has one for each.
     """
+    if isinstance(problem, RotaError):
+        return problem.message
     if isinstance(problem, psycopg.Error) and problem.diag.message_primary:
         return " ".join(problem.diag.message_primary.split())
     lines = [line for line in str(problem).splitlines() if not line.startswith("\t")]

@@ -59,7 +59,7 @@ class Pipeline:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the connection is gone, has statements of an older schema, or an interrupt left it in an unknown state."""
+        """Whether the connection is gone, has statements of an older schema, or was left by an interrupt."""
         return self._entered or self._link.status != ConnStatus.OK
 
     @property
