@@ -253,7 +253,7 @@ _LOCKED = "55P03"  # a statement waited for a lock for too long
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
 # before the words of libpq, which name the host themselves
 _PREFIX = re.compile(
-    r"(- host: .*?, port: .*?, hostaddr: [^:]*: )?(connection failed: |connection is bad: |consuming input failed: )?"
+    r"^(- host: .*?, hostaddr: (None|'.*?'): )?(connection failed: |connection is bad: |consuming input failed: )?"
 )
 _DISK_FULL, _NO_SPACE = "53100", "No space left on device"  # a session may not even begin
 _HINTS = (  # what to do where the server, or libpq, says one of these words
