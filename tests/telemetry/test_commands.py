@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -234,3 +237,18 @@ def test_a_daemon_with_otel_exports_what_its_clients_do(
     assert found["completed"] == 1, "the last values are sent at the end"
     with hold_exporter_lock(str(path), threading.Event(), waits=False) as is_free:
         assert is_free, "no exporter is left"
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_collector_that_takes_nothing(journal: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_EXPORTER_OTLP_TIMEOUT": "3600"}
+        command = [sys.executable, "-m", "rota", "otel", "--store", str(journal)]
+        with subprocess.Popen(command, env={**os.environ, **variables}) as process:
+            connection, _ = listener.accept()
+            with connection:
+                while process.poll() is None:  # two that come at the same time are one
+                    process.send_signal(signal.SIGINT)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(0.1)
+    assert process.returncode == -signal.SIGINT

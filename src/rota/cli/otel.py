@@ -35,6 +35,8 @@ def otel(
 ) -> None:
     """Send traces, metrics and logs to an OpenTelemetry collector, until stopped.
 
+    Ctrl-C sends what is left; a second one ends it at once.
+
     Where to is read from the standard variables: OTEL_EXPORTER_OTLP_ENDPOINT and its relatives. It needs the extra
     `otel`. `rota run --otel` and `rota serve --otel` start it for you.
     """
@@ -51,8 +53,13 @@ def otel(
     handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     stop = threading.Event()
+
+    def end(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)  # a second one does not wait for a collector that is away
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     if until_eof:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that started it, which will say when
         threading.Thread(target=_wait_for_eof, args=(stop,), daemon=True).start()
