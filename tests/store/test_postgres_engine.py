@@ -943,3 +943,34 @@ def test_an_event_that_a_reader_was_shown_is_not_lost_when_the_server_is_killed(
     writer.close()
     assert seen == after == ["seen"]
     assert "no transaction in progress" not in Path(own_server.folder, "log").read_text()
+
+
+def test_a_session_that_ends_while_it_waits_for_the_standby_has_acknowledged_nothing(
+    own_server: PostgresServer,
+) -> None:
+    """The call waits on in a new session, and has written once."""
+    opened = open_postgres(f"{own_server.dsn()}&schema=standby")
+    kernel = Kernel(opened)
+    pid = kernel.agents.create("coder")
+    waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with psycopg.connect(own_server.dsn(), autocommit=True) as connection:
+
+        def waiting(other_than: int = 0) -> int:
+            while (row := connection.execute(waits).fetchone()) is None or row[0] == other_than:
+                threading.Event().wait(0.01)
+                if calls[-1].is_done:  # the setting was not in force yet
+                    calls.append(Caller(lambda: kernel.queue.enqueue(ScheduleSpec(pid))))
+            return int(row[0])
+
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+        connection.execute("SELECT pg_reload_conf()")
+        calls = [Caller(lambda: kernel.queue.enqueue(ScheduleSpec(pid)))]
+        first = waiting()
+        count = len(calls)
+        connection.execute("SELECT pg_terminate_backend(%s)", (first,))
+        waiting(other_than=first)
+        assert len(kernel.queue.list()[0]) == len(calls) == count
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        connection.execute("SELECT pg_reload_conf()")
+    assert [entry.sched_id for entry in kernel.queue.list()[0]] == [call.outcome() for call in calls]
+    opened.close()
