@@ -96,6 +96,7 @@ def test_a_read_only_store_reads_the_primary_and_a_standby_if_there_is_no_other(
     with pytest.raises(StoreUnavailable, match="no server of the address accepts writes") as refused:
         store.open(url)
     assert "cannot be reached" not in str(refused.value)
+    assert refused.value.data["address"], "the log of a loop takes it for the same outage"
     assert "Name the primary" in str(refused.value)
 
 

@@ -310,6 +310,7 @@ def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_exec
         hint = "When the server is back, see whether it was (`rota tail`), and repeat it only if it was not."
         return StoreUnavailable(text, hint=hint, address=address.shown, may_be_executed=True)
     if (refused := _refused(problem)) is not None:
+        refused.data["address"] = address.shown
         return refused
     text = f"PostgreSQL at {address.shown} cannot be reached: {one_line(problem)}"
     command = f"Check that it runs and accepts you: psql {quote(_without_password(address))} -c 'SELECT 1'."
