@@ -15,10 +15,11 @@ from rota.host.confinement import Confinement
 from rota.host.thread_settings import allowed_cores
 from rota.kernel import Kernel, KernelState
 from rota.model import reasons
-from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, ReservedTime
+from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, CoreStatus, ReservedTime
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted, CoresRefused, CoresReturned, LeaseChanged, ProfileMapped
 from rota.model.workers import SlotPool
+from rota.service import core_refusals
 from rota.service.core_grants import WOKEN_S, CoreGrants, needs_grant, open_cores, refused_delay_s, this_host
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
@@ -436,7 +437,65 @@ def test_the_status_shows_grants_by_host_and_refused_entries(world: World) -> No
     status = cores.status()
     assert [(host.host_name, host.leased) for host in status.hosts] == [("box", {1: first[0]})]
     assert [one.sched_id for one in status.refused] == [second[0]]
-    assert cores.status("elsewhere").hosts == []
+    assert cores.status(BOX.key) == status
+    assert cores.status("elsewhere") == CoreStatus()
+
+
+def test_the_status_of_a_host_has_what_that_host_refused(world: World) -> None:
+    """An entry may have been refused by several."""
+    owner, asker = claimed(world, "owner"), claimed(world, "asker")
+    lease(world, owner)
+    other = msgspec.structs.replace(BOX, key="boot-2", name="other", cores=(0,))
+    for host in (BOX, other):
+        with pytest.raises(LeaseRefused):
+            lease(world, asker, host=host)
+    world.queue.put_back(asker[0], token=asker[1], delay_s=1)
+    cores = CoreGrants(world.kernel)
+    found = {key: [one.host_name for one in cores.status(key).refused] for key in (None, BOX.key, "boot-2", "boot-3")}
+    assert found == {None: ["other"], BOX.key: ["box"], "boot-2": ["other"], "boot-3": []}
+
+
+def test_a_refusal_is_told_as_it_would_be_now(world: World) -> None:
+    """A grant ends without a write, and the entry that was refused is tried again some seconds later."""
+    world.kernel.workers.register("w", "i", kind="supervisor", host="four", os_pid=1, pools=[SlotPool("w", 4)])
+    first, second, third = claims(world, {}, {}, {})
+    for claim in (first, second):
+        ask_four(world, claim, lease=1)
+    refused(world, third, lease=3)
+
+    def told() -> list[tuple[str, tuple[int, ...]]]:
+        """What `rota why`, `why` of all entries and `rota cpu status` say."""
+        dispatcher = Dispatcher(world.kernel)
+        found = [explain(dispatcher, third[0]).workers, *(each.reason for each in explain_many(dispatcher).reasons)]
+        said = [(each.refusal, each.held_by) for each in found if isinstance(each, reasons.CoresRefused)]
+        return said + [(each.reason, each.held_by) for each in CoreGrants(world.kernel).status().refused]
+
+    kept, by_first = "core 0 is kept for everything else", f"core 3 is leased by entry {first[0]} (agent 0)"
+    by_second = f"core 2 is leased by entry {second[0]} (agent 1)"
+    before = (f"3 cores asked of four, 1 free: {kept}, {by_second}, {by_first}", (first[0], second[0]))
+    assert told() == [before] * 3
+    world.queue.complete(second[0], "completed", token=second[1])
+    assert told() == [(f"3 cores asked of four, 2 free: {kept}, {by_first}", (first[0],))] * 3
+    world.queue.complete(first[0], "completed", token=first[1])
+    assert told() == []
+    assert [type(each) for each in explain(Dispatcher(world.kernel), third[0]).blocking] == [reasons.NotYetRunnable]
+
+
+def test_very_many_refusals_are_told_as_they_were_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_refusals, "DECIDED_MAX", 1)
+    first, second, third = claims(world, {}, {}, {})
+    ask_four(world, first, lease=3)
+    refused(world, second, lease=1)
+    refused(world, third, lease=2)
+    world.queue.complete(first[0], "completed", token=first[1])
+    assert [each.sched_id for each in CoreGrants(world.kernel).status().refused] == [second[0]]
+
+
+def test_why_does_not_tell_the_refusal_of_a_host_if_workers_run_only_on_others(world: World) -> None:
+    sched_id = refused(world, claimed(world), lease=4)
+    for name, told in (("other", type(None)), ("four", reasons.CoresRefused)):
+        world.kernel.workers.register(name, "i", kind="supervisor", host=name, os_pid=1, pools=[SlotPool(name, 4)])
+        assert type(explain(Dispatcher(world.kernel), sched_id).workers) is told
 
 
 def test_why_says_that_the_cores_were_refused_and_who_has_them(world: World) -> None:
@@ -457,20 +516,22 @@ def test_why_says_that_the_cores_were_refused_and_who_has_them(world: World) -> 
     ]
 
 
-def test_why_without_a_worker_says_that_the_cores_were_refused_too(world: World) -> None:
-    """The worker that was refused has ended since, and the other one's claim is its only trace."""
-    first, second = claimed(world, "build"), claimed(world, "test")
+def test_why_without_a_worker_says_that_the_host_would_refuse_the_cores(world: World) -> None:
+    """As long as it would: without a worker there is no lease either."""
+    first, greedy, second = claims(world, {}, {}, {})
     lease(world, first)
-    with pytest.raises(LeaseRefused):
-        lease(world, second)
-    world.queue.put_back(second[0], token=second[1], delay_s=60)
+    for claim, cores in ((greedy, 2), (second, 1)):
+        with pytest.raises(LeaseRefused):
+            lease(world, claim, cores)
+        world.queue.put_back(claim[0], token=claim[1], delay_s=60)
     world.queue.complete(first[0], "completed", token=first[1])
-    found = explain(Dispatcher(world.kernel), second[0]).workers
+    found = explain(Dispatcher(world.kernel), greedy[0]).workers
     assert isinstance(found, reasons.NoWorker)
     assert found.sentence().startswith("no worker is running: start one with `rota run fleet.toml`; the last one ")
-    assert "was refused the cores that it asks for: 1 core asked of box, 0 free: core 0 is kept" in found.sentence()
-    (counted,) = explain_many(Dispatcher(world.kernel)).reasons  # not the time of the next attempt besides
-    assert counted.reason == found
+    assert "was refused the cores that it asks for: 2 cores asked of box, 1 free: core 0 is kept" in found.sentence()
+    counted = explain_many(Dispatcher(world.kernel), pid=2).reasons  # not the time of the next attempt besides
+    assert [each.reason for each in counted] == [found]
+    assert explain(Dispatcher(world.kernel), second[0]).workers == reasons.NoWorker(start="rota run fleet.toml")
 
 
 def test_why_of_many_entries_counts_refused_cores_in_place_of_the_time_of_the_next_attempt(world: World) -> None:

@@ -10,7 +10,7 @@ Who may have what is decided above (`service/core_grants.py`), in the same trans
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -19,7 +19,7 @@ from rota.decoding import decode_json
 from rota.errors import StoreCorrupt
 from rota.kernel.journal import append
 from rota.kernel.rows import DECODE_ERRORS, json_list
-from rota.model.core_grants import CoreGrant, CoreRefusal
+from rota.model.core_grants import CoreGrant
 from rota.model.events import CoresGranted, CoresRefused, CoresReturned
 from rota.store import Transaction
 from rota.store.statements import core_grants as sql
@@ -29,8 +29,8 @@ __all__ = [
     "GRANTS_MAX",
     "leased_cores",
     "live_grants",
-    "refusals",
-    "refused_on",
+    "queued_among",
+    "refused_lately",
     "remove_ended",
     "remove_grant",
     "save_grant",
@@ -91,31 +91,20 @@ def save_grant(tx: Transaction, grant: CoreGrant) -> None:
     append(tx, event, now=grant.granted_at)  # without the agent: hosts and who uses them are the operator's
 
 
-def refusals(tx: Transaction) -> list[CoreRefusal]:
-    """Return the last refusal of each queued entry that was refused lately, newest first."""
-    found: dict[int, CoreRefusal] = {}
-    for at, event in _refused_lately(tx):
-        refusal = CoreRefusal(
-            sched_id=event.sched_id, host_name=event.host_name, at=at, reason=event.reason, held_by=event.held_by
-        )
-        found.setdefault(event.sched_id, refusal)
-    waiting = {int(row[0]) for row in tx.run(sql.QUEUED, (json_list(found),))}
-    return [refusal for sched_id, refusal in found.items() if sched_id in waiting]
-
-
-def refused_on(tx: Transaction, host: str) -> dict[int, CoresRefused]:
-    """Return what each entry that a host refused lately asked of it last, by entry."""
-    found: dict[int, CoresRefused] = {}
-    for _at, event in _refused_lately(tx):
-        if event.host == host and event.asked:
-            found.setdefault(event.sched_id, event)
+def refused_lately(tx: Transaction, host: str | None = None) -> dict[int, tuple[float, CoresRefused]]:
+    """Return the last refusal of each entry that a host, or any, refused lately, and its time, the latest first."""
+    found: dict[int, tuple[float, CoresRefused]] = {}
+    for at, payload in tx.run(sql.REFUSED_LATELY, (LATELY_EVENTS, LATELY_EVENTS)):
+        with suppress(*DECODE_ERRORS):  # `rota db check` reports it
+            event = decode_json(payload, CoresRefused)
+            if host is None or event.host == host:
+                found.setdefault(event.sched_id, (at, event))
     return found
 
 
-def _refused_lately(tx: Transaction) -> Iterator[tuple[float, CoresRefused]]:
-    for at, payload in tx.run(sql.REFUSED_LATELY, (LATELY_EVENTS, LATELY_EVENTS)):
-        with suppress(*DECODE_ERRORS):  # `rota db check` reports it
-            yield at, decode_json(payload, CoresRefused)
+def queued_among(tx: Transaction, sched_ids: Iterable[int]) -> set[int]:
+    """Return those of some entries that are queued."""
+    return {int(row[0]) for row in tx.run(sql.QUEUED, (json_list(sched_ids),))}
 
 
 def _remove(tx: Transaction, sched_ids: list[int], reason: str, now: float) -> None:

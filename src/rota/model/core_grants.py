@@ -154,11 +154,11 @@ class CoreGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queued entry was refused last, as the journal says."""
+    """Why the host that refused a queued entry last would refuse it now too."""
 
     sched_id: int
     host_name: str
-    at: float
+    at: float  # when it was refused last
     reason: str
     held_by: tuple[int, ...] = ()  # entries whose grants are in the way
 
@@ -177,5 +177,5 @@ class CoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """CPU contexts, leases and islands of a store."""
 
     hosts: list[HostStatus] = []
-    refused: list[CoreRefusal] = []  # queued entries whose last request was refused
+    refused: list[CoreRefusal] = []  # queued entries that are refused what they asked for
     contexts: list[SchedulingContext] = []  # budgets of CPU time per period

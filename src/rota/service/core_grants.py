@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rota.clock import SystemClock
-from rota.decoding import convert
 from rota.errors import Refused, RotaError
 from rota.kernel import Kernel
 from rota.kernel.clock_jumps import now_as_stored
@@ -30,8 +29,7 @@ from rota.kernel.contexts import cpu_contexts
 from rota.kernel.core_grants import (
     leased_cores,
     live_grants,
-    refusals,
-    refused_on,
+    refused_lately,
     remove_ended,
     remove_grant,
     save_grant,
@@ -43,6 +41,7 @@ from rota.lazy import late
 from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, CoreStatus, HostStatus
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresRefused, EventData
+from rota.service.core_refusals import ADMISSION, AskedOfHost, CoreRefusals, asked_of, holders
 from rota.store import Transaction
 
 if TYPE_CHECKING:
@@ -66,15 +65,6 @@ REFUSED_DELAY_MIN_S, REFUSED_DELAY_MAX_S = 1.0, 10.0  # after which an entry tha
 REFUSED_DELAY_PART = 10  # one part in so many of the time that it has waited
 WAKE_MAX = 16  # refused entries that are looked at when a grant ends: to decide about one costs a millisecond
 WOKEN_S = 1.0  # how long what one that was woken would be granted is kept for it
-_ADMISSION = "rota.service.core_admission"  # by its name: it loads the engine, which few processes need
-
-
-class _Asked(msgspec.Struct, frozen=True):
-    """What was asked of which host, as a refusal records it."""
-
-    host: CoreHost
-    ask: CoreAsk
-
 
 # --- the rows ------------------------------------------------------------------------------------
 
@@ -87,7 +77,7 @@ class CoreGrants:
 
     def grant(self, sched_id: int, token: int, host: CoreHost, ask: CoreAsk) -> CoreGrant:
         """Grant a live claim what it asks of a host, or raise the refusal; both are recorded."""
-        admission = resolve_name(_ADMISSION)
+        admission = resolve_name(ADMISSION)
         env = self._kernel.env
 
         def work(tx: Transaction) -> CoreGrant | Refused:
@@ -141,11 +131,11 @@ class CoreGrants:
         Returns what they will be granted, of those that come `before` an entry. What will be granted to entries that
         were woken a moment ago, and have not been claimed yet, counts as taken.
         """
-        refused = refused_on(tx, host)
+        refused = refused_lately(tx, host)
         if not refused:
             return []
         rows = sorted(rows_to_change(tx, [*refused, *([] if before is None else [before])]), key=_claim_order)
-        admission, live = resolve_name(_ADMISSION), live_grants(tx, now, host)
+        admission, live = resolve_name(ADMISSION), live_grants(tx, now, host)
         woken: list[RowToChange] = []
         ahead: list[CoreGrant] = []
         is_ahead = before is not None
@@ -153,10 +143,12 @@ class CoreGrants:
             if row.sched_id == before:
                 is_ahead = False
                 continue
-            event = refused[row.sched_id]
+            _at, event = refused[row.sched_id]
             asker = admission.Asker(row.sched_id, 0, row.pid, event.owner, row.project_id, now)
-            with suppress(RotaError, msgspec.ValidationError):  # refused again, or recorded by another version
-                asked = convert(event.asked, _Asked)
+            asked = asked_of(event)
+            if asked is None:
+                continue
+            with suppress(RotaError):  # refused again
                 granted = admission.decide(asked.host, live, asked.ask, asker, [])
                 live.append(granted)
                 woken.append(row)
@@ -169,7 +161,7 @@ class CoreGrants:
         return self._kernel.env.read(lambda tx: leased_cores(tx, host))
 
     def status(self, host: str | None = None) -> CoreStatus:
-        """Return the live grants of every host or of one, refused entries, and contexts of CPU time."""
+        """Return the grants of every host or of one, the entries refused there, and contexts of CPU time."""
 
         def work(tx: Transaction) -> CoreStatus:
             now = now_as_stored(tx, self._kernel.env)
@@ -178,7 +170,7 @@ class CoreGrants:
                 hosts.setdefault(each.host, []).append(each)
             return CoreStatus(
                 hosts=[_host_status(grants) for grants in hosts.values()],
-                refused=refusals(tx),
+                refused=list(CoreRefusals(tx, now, host)),
                 contexts=cpu_contexts(tx, now),
             )
 
@@ -195,12 +187,10 @@ def _refused_event(
         host_name=host.name,
         owner=asker.owner,
         reason=refusal.message,
-        held_by=tuple(
-            each.sched_id for each in live if each.sched_id != asker.sched_id and (each.leased or each.reserved)
-        ),
+        held_by=holders(live, asker.sched_id),
         missing=[str(each) for each in missing],
         island=ask.island,
-        asked=msgspec.to_builtins(_Asked(host, ask)),
+        asked=msgspec.to_builtins(AskedOfHost(host, ask)),
     )
 
 

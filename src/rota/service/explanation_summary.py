@@ -84,7 +84,7 @@ def _count(dry_run: DryRun, sched_ids: list[int]) -> tuple[ReasonCount, ...]:
 def _reasons(claim: ClaimPass, outlook: WorkerOutlook, row: Row, start: Callable[[int], str]) -> Iterator[Reason]:
     blocking = cast("list[BlockingReason]", claim.blocking_reasons(row))
     missing = outlook.reason_against(row[KIND], lambda: start(row[PID]), row[0], row[PID])
-    if row[0] in outlook.refused:  # it waits for a time only to be tried again
+    if outlook.refusal_of(row[0]) is not None:  # it waits for a time only to be tried again
         blocking = [reason for reason in blocking if not isinstance(reason, reasons.NotYetRunnable)]
     yield from blocking
     if isinstance(missing, reasons.NoWorker) or not blocking:

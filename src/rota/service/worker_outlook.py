@@ -13,16 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rota.errors import StoreCorrupt
-from rota.kernel import core_grants
 from rota.kernel.journal import read_note
 from rota.kernel.lookups import find_agent
 from rota.kernel.workers import read_runs, read_workers
 from rota.model import reasons
 from rota.model.agent_metadata import FLEET_KEY, SETTINGS_KEY
+from rota.model.core_grants import CoreRefusal
 from rota.model.ray import RAY
 from rota.model.reasons import WorkerReason
 from rota.model.work import Agent
 from rota.model.workers import PlacementProblem, SlotPool, WorkerInfo
+from rota.service.core_refusals import CoreRefusals
 from rota.store import Transaction
 
 __all__ = ["NAMED_MAX", "WorkerOutlook", "start_command"]
@@ -39,14 +40,14 @@ class WorkerOutlook:
         self._tx = tx
         self._alive = [worker for worker in read_workers(tx, now) if worker.alive]
         self._runs = read_runs(tx) if self._alive else []
-        self.refused = {refusal.sched_id: refusal for refusal in core_grants.refusals(tx)}  # of cores, by entry
+        self._refusals = CoreRefusals(tx, now)
         self._busy = Counter((worker_id, incarnation) for _, worker_id, incarnation in self._runs)
 
     def reason_against(  # noqa: PLR0911  # one for each reason
         self, kind: str | None, start: Callable[[], str], sched_id: int | None = None, pid: int | None = None
     ) -> WorkerReason | None:
         """Return why no worker would claim an entry of this kind and agent, or start this one, now; None: one could."""
-        refusal = self.refused.get(sched_id or 0)
+        refusal = self.refusal_of(sched_id)
         if not self._alive:
             return reasons.NoWorker(start=start(), refusal="" if refusal is None else refusal.reason)
         if refusal is not None:
@@ -72,6 +73,14 @@ class WorkerOutlook:
             names = tuple(dict.fromkeys(worker.worker_id for worker, _ in fitting))
             return reasons.WorkersDraining(workers=names[:NAMED_MAX], start=start())
         return self._busy_reason(claiming)
+
+    def refusal_of(self, sched_id: int | None) -> CoreRefusal | None:
+        """Return the refusal of the cores that an entry asks for, if its host would refuse them now too."""
+        refusal = None if sched_id is None else self._refusals.of(sched_id)
+        if refusal is None or not self._alive:
+            return refusal
+        may_be_there = (one.kind == "unregistered" or one.host == refusal.host_name for one in self._alive)
+        return refusal if any(may_be_there) else None  # the workers on other hosts have not asked yet
 
     def _not_runnable(self, pid: int | None, start: Callable[[], str]) -> WorkerReason:
         """Return what every worker that has slots for an agent lacks: its function, or its runner."""
