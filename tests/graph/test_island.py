@@ -178,13 +178,44 @@ def test_the_command_admits_or_refuses_the_whole_graph(tmp_path: Path, budget: i
     file.write_text(FILE.replace("BUDGET", str(budget)))
     shown = CliRunner().invoke(app, ["graph", "run", str(file), "--store", str(database), "--input", "tick=1"])
     assert (shown.exit_code != 0) == bool(code), shown.output
+    kernel = Kernel(store.open(str(database)))
+    entry = kernel.queue.get(1)
     if code:
         assert "999,000 needed, 950,000 available" in shown.output + str(shown.exception)
-        return
-    kernel = Kernel(store.open(str(database)))
-    kinds = [event.kind for event in kernel.journal.tail(0, 1000)]
-    assert CoresGranted.kind in kinds
-    assert kernel.queue.get(1).exit_kind == "completed"
+        assert (entry.exit_kind, "999,000 needed" in entry.result["error"]) == ("failed", True)
+    else:
+        assert CoresGranted.kind in [event.kind for event in kernel.journal.tail(0, 1000)]
+        assert (entry.exit_kind, entry.result) == ("completed", None)
+    kernel.store.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "exit_kind", "error"),
+    [
+        ("pass", 0, "completed", None),
+        ("raise ValueError('no \\0 \\ud800 sound')", 1, "failed", "ValueError: no \ufffd ? sound"),
+        ("signal.raise_signal(signal.SIGTERM)", 128 + 15, "cancelled", "stop requested"),
+        ("[signal.raise_signal(signal.SIGINT) for _ in range(2)]", 130, "cancelled", "interrupted"),
+    ],
+)
+def test_the_entry_of_an_island_ends_as_its_graph_did(
+    tmp_path: Path, body: str, code: int, exit_kind: str, error: str | None
+) -> None:
+    """It was completed whenever the command itself raised no error."""
+    module, file, database = tmp_path / "sound.py", tmp_path / "voice.yaml", str(tmp_path / "rota.db")
+    module.write_text(
+        f"import signal\nfrom rota.graph import component\n\n@component('sound')\ndef sound() -> None:\n    {body}\n"
+    )
+    at = "execution: {lane: loop, budget_ms: 500}"
+    more = f"  - {{id: play, type: sound, {at}, trigger_policy: {{type: manual}}}}\n"
+    file.write_text(FILE.replace("BUDGET", "100") + more)
+    words = ["graph", "run", str(file), "--store", database, "-c", str(module), "--input", "tick=1"]
+    assert CliRunner().invoke(app, words).exit_code == code
+    kernel = Kernel(store.open(database))
+    entry = kernel.queue.get(1)
+    assert (entry.exit_kind, entry.state) == (exit_kind, "completed")
+    assert (error in entry.result["error"]) if error else entry.result is None
+    assert CoreGrants(kernel).status().hosts == []
     kernel.store.close()
 
 

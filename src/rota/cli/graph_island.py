@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rota.cli.connection import open_api
 from rota.cli.terminal_text import say
@@ -30,25 +30,57 @@ if TYPE_CHECKING:
     from rota.model import CoreGrant
     from rota.service import SchedulerApi
 
-__all__ = ["HEARTBEAT_S", "admitted"]
+__all__ = ["HEARTBEAT_S", "IslandEnd", "admitted"]
 
 CLAIM_TIMEOUT_S = 60.0  # after the end of a killed process its cores are free again this much later
 HEARTBEAT_S = 15.0
+ERROR_CHARS_MAX = 4_000  # of its entry's result
 ISLAND_KIND = "rota.island"  # the kind of slot that its entry needs, which no supervisor has
+
+
+class IslandEnd:
+    """How a run as an island ended, for its entry; completed, unless the caller says otherwise."""
+
+    def __init__(self) -> None:
+        self.exit_kind = "completed"
+        self.error: str | None = None
+
+    def failed(self, error: str) -> None:
+        """The graph has failed."""
+        self.exit_kind, self.error = "failed", error
+
+    def cancelled(self, why: str) -> None:
+        """The run was asked to stop."""
+        self.exit_kind, self.error = "cancelled", why
+
+    def raised(self, problem: BaseException) -> None:
+        """It ended by an error, or by a second Ctrl-C."""
+        if isinstance(problem, KeyboardInterrupt):
+            self.cancelled("interrupted")
+        else:
+            self.failed(problem.message if isinstance(problem, RotaError) else f"{type(problem).__name__}: {problem}")
+
+    def result(self) -> Any:
+        """The result of the entry; a store holds text only."""
+        if self.error is None:
+            return None
+        return {"error": self.error[:ERROR_CHARS_MAX].encode("utf-8", "replace").decode().replace("\0", "\ufffd")}
 
 
 @contextlib.contextmanager
 def admitted(
     plan: Plan, store: str | None, stop: StopToken, *, quiet: bool, clock: Clock | None = None
-) -> Iterator[None]:
+) -> Iterator[IslandEnd]:
     """Admit a graph as an island, or raise what is missing; this process stays on its cores meanwhile.
 
-    If the island loses its cores, `stop` is requested, and the error is raised at the end.
+    The caller says by what is yielded how the run ended. If the island loses its cores, `stop` is requested, and the
+    error is raised at the end.
     """
-    with _granted(plan, store, stop, clock or SystemClock()) as grant, _on_cores(_places(grant)):
+    end = IslandEnd()
+    with _granted(plan, store, stop, clock or SystemClock(), end) as grant, _on_cores(_places(grant)):
         if not quiet:
             say(f"{plan.name}: island admitted: {'; '.join(_words(grant))}", err=True)
-        yield
+        yield end
 
 
 def _words(grant: CoreGrant) -> Iterator[str]:
@@ -59,7 +91,7 @@ def _words(grant: CoreGrant) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _granted(plan: Plan, store: str | None, stop: StopToken, clock: Clock) -> Iterator[CoreGrant]:
+def _granted(plan: Plan, store: str | None, stop: StopToken, clock: Clock, end: IslandEnd) -> Iterator[CoreGrant]:
     ask = island_ask(plan)
     host = this_host()
     if store is None:
@@ -72,11 +104,12 @@ def _granted(plan: Plan, store: str | None, stop: StopToken, clock: Clock) -> It
             grant = api.cores.grant(claim.sched_id, claim.token, host, ask)
             claim.keep()
             yield grant
-        except BaseException:
+        except BaseException as problem:
+            end.raised(problem)
             with contextlib.suppress(StaleClaim):  # the first error says more
-                claim.end("failed")
+                claim.end(end, waits=False)
             raise
-        claim.end("completed")
+        claim.end(end)
 
 
 class _IslandClaim:
@@ -108,7 +141,7 @@ class _IslandClaim:
         """Keep the claim alive until `end`."""
         self._thread.start()
 
-    def end(self, exit_kind: str) -> None:
+    def end(self, end: IslandEnd, *, waits: bool = True) -> None:
         """Give the cores back and end the entry; raises if the claim was lost."""
         with self._pause:
             self._is_over = True
@@ -117,7 +150,7 @@ class _IslandClaim:
             self._thread.join()
         try:
             call_through_outage(
-                self._clock, lambda: self._give_back(exit_kind), lambda: exit_kind != "completed",
+                self._clock, lambda: self._give_back(end), lambda: not waits,
                 limit_s=CLAIM_TIMEOUT_S, say=self._say_waiting,
             )  # fmt: skip
         except StoreUnavailable as problem:
@@ -128,9 +161,9 @@ class _IslandClaim:
             hint = "Other runs may have them now. Run it again."
             raise StaleClaim(text, hint=hint, sched_id=self.sched_id, token=self.token) from problem
 
-    def _give_back(self, exit_kind: str) -> None:
+    def _give_back(self, end: IslandEnd) -> None:
         self._api.cores.release(self.sched_id, self.token)  # what waits for its cores is claimed at once
-        self._api.queue.complete(self.sched_id, exit_kind, token=self.token)
+        self._api.queue.complete(self.sched_id, end.exit_kind, token=self.token, result=end.result())
 
     def _beat(self) -> None:
         while not self._is_ended(HEARTBEAT_S):

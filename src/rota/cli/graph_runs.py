@@ -177,9 +177,14 @@ def _run(source: GraphSource, bounds: dict[str, Any], *, quiet: bool, as_island:
     from rota.cli.graph_island import admitted
 
     plan, token = compile_graph(island_spec(plan.spec), registry), StopToken()
-    with admitted(plan, source.storage.store, token, quiet=quiet):
+    with admitted(plan, source.storage.store, token, quiet=quiet) as end:
         closed = {**bounds, "fails_closed": True}
-        return _run_plan(plan, registry, closed, source.storage, quiet=quiet, token=token)
+        ended = _run_plan(plan, registry, closed, source.storage, quiet=quiet, token=token)
+        if not ended.result.ok:
+            end.failed(ended.result.errors[0] if ended.result.errors else "the run failed")
+        elif ended.code:
+            end.cancelled(token.reason)
+        return ended
 
 
 def _run_plan(
