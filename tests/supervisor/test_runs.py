@@ -14,6 +14,7 @@ from rota.clock import ManualClock
 from rota.errors import RunFailed, UnknownAgent
 from rota.fleet import IdleRule
 from rota.kernel import ScheduleSpec
+from rota.model.cpu import CPU_KEY
 from rota.model.work import Backoff, Limits, RestartPolicy
 from tests.supervisor.world import PATIENCE_S, START, World
 
@@ -510,3 +511,32 @@ def test_two_programs_on_one_store_share_the_work(tmp_path: Any) -> None:
             thread.join()
         assert sum(counts) == 50
         assert [job.result() for job in jobs] == list(range(50))
+
+
+def test_agents_of_a_project_with_invalid_cpu_settings_run_when_it_was_corrected(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings of projects were once stored unchecked. The agents stayed in quarantine until they were written."""
+    projects, agents = world.rota.api.projects, world.rota.api.agents
+    monkeypatch.setattr("rota.kernel.projects.read_cpu", lambda stored: stored)
+    for name in ("night", "day"):
+        projects.create(name, metadata={CPU_KEY: {"quota": "much"}})
+    monkeypatch.undo()
+
+    @world.rota.agent(project="night")
+    def owl() -> None: ...
+
+    @world.rota.agent(project="day")
+    def lark() -> None: ...
+
+    job, other = owl.enqueue(), lark.enqueue()
+    running = world.run_in_background()
+    world.until(lambda: len(world.facts("kernel.run.quarantined")) == 2)
+    reasons = sorted(fact["reason"].partition(":")[0] for fact in world.facts("kernel.run.quarantined"))
+    assert reasons == ["project day", "project night"]  # not the settings of the agents
+    projects.update("night", name="Night")
+    assert agents.get(owl.pid).paused_by is not None
+    projects.update("night", metadata={CPU_KEY: {"weight": 2.0}})
+    assert world.ended(job).exit_kind == "completed"
+    assert (other.entry().state, agents.get(lark.pid).paused_by is None) == ("queued", False)
+    world.stop(running)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from rota.errors import CommandInvalid
+from rota.errors import CommandInvalid, FleetInvalid, InvalidInput
 from rota.host.advisory import Advisory
 from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
 from rota.host.cgroups import FeatureSupport
@@ -186,7 +186,7 @@ def run_cpu(
 ) -> RunCpu | None:
     """Return what a run of an agent may use of the usable cores; None if neither it nor its project says anything."""
     agents = None if settings is None else settings.cpu
-    projects = None if project is None else read_cpu(project.metadata.get(CPU_KEY))
+    projects = None if project is None else _project_cpu(project)
     if agents is None and projects is None:
         return None
     owners = []
@@ -217,8 +217,18 @@ def where_of(runner: str, isolation: str | None) -> Where:
 
 def project_owner(project: Project) -> CpuOwner:
     """Return a project as the owner of a control group."""
-    cpu = read_cpu(project.metadata.get(CPU_KEY)) or CpuSettings()
+    cpu = _project_cpu(project) or CpuSettings()
     return CpuOwner(f"project:{project.project_id}", project.project_id, cpu, project.weight / WEIGHT_UNIT)
+
+
+def _project_cpu(project: Project) -> CpuSettings | None:
+    """Return the settings of a project; FleetInvalid, which names it, if they were stored before they were checked."""
+    try:
+        return read_cpu(project.metadata.get(CPU_KEY))
+    except InvalidInput as problem:
+        hint = f"Correct `cpu` of project {project.project_id}; its agents run then."
+        text = f"project {project.project_id}: {problem.message}"
+        raise FleetInvalid(text, hint=hint, field=CPU_KEY) from problem
 
 
 def agent_owner(agent: Agent, settings: AgentSettings | None) -> CpuOwner:

@@ -4,8 +4,9 @@ An agent's state is changed by the process that runs it, never by a method of th
 run in SUSPENDED and resumes to READY; a one-shot agent ends it in DEAD. A pause is a flag, not a state: a paused
 agent keeps its state and gets no new runs.
 
-The settings in an agent's metadata are checked whenever they are written. An agent whose stored settings a supervisor
-cannot use (damaged, or written by another version) is paused by `quarantine: …`, and writing its metadata ends that.
+The settings in an agent's metadata are checked whenever they are written. An agent whose stored settings, or those of
+its project, a supervisor cannot use (damaged, or written by another version) is paused by `quarantine: …`. Writing its
+metadata ends that, and so does writing the metadata of its project: if the fault was elsewhere, its next run finds it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rota.kernel.ledger import inherit_ledger
 from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.paging import LIST_MAX, page
 from rota.kernel.queue import Queue
-from rota.kernel.rows import agent_from_row, json_text
+from rota.kernel.rows import agent_from_row, json_list, json_text
 from rota.lazy import late
 from rota.model.agent_metadata import hide_env
 from rota.model.checks import ID_CHARS_MAX, PAYLOAD_BYTES_MAX, Checks
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 else:
     agent_settings = late("rota.model.agent_settings")  # most commands write no agent
 
-__all__ = ["OWNER_TERMINATED", "QUARANTINED_FOR", "Agents", "Recovery", "move_agent"]
+__all__ = ["OWNER_TERMINATED", "QUARANTINED_FOR", "Agents", "Recovery", "end_quarantines", "move_agent"]
 
 Pids: TypeAlias = list[int]
 AgentList: TypeAlias = list[Agent]  # in the class, `list` is a method
@@ -71,6 +72,19 @@ def move_agent(tx: Transaction, pid: int, state: str, target: str, *, reason: st
         tx.run(sql.MOVE_OR_END, (target, reason, now, None, None, event_id, pid))
     else:
         tx.run(sql.MOVE, (target, reason, now, event_id, pid))
+
+
+def end_quarantines(tx: Transaction, project_id: str, now: float) -> None:
+    """Resume the agents of a project that wait for settings to change: those of the project have."""
+    prefix = (len(QUARANTINED_FOR), QUARANTINED_FOR)
+    for row in tx.run(sql.PAUSED_WITHIN, (json_list([project_id]), *prefix, LIST_MAX)):
+        pid = agent_from_row(row).pid
+        tx.run(sql.TOUCH, (_end_quarantine(tx, pid, now), now, pid))
+
+
+def _end_quarantine(tx: Transaction, pid: int, now: float) -> int:
+    tx.run(sql.PAUSE, (None, now, pid))
+    return append(tx, Resumed(level="agent", key=str(pid), by="settings"), now=now, pid=pid)
 
 
 def _metadata(value: Any) -> str:
@@ -232,8 +246,7 @@ class Agents(AgentReads):
             hint = "Write its metadata in the same call; `rota reload` does it for an agent of a fleet file."
             raise StoreCorrupt(f"agent {pid} cannot be read: {agent.unreadable}", hint=hint, pid=pid)
         if "metadata" in changes and str(agent.paused_by).startswith(QUARANTINED_FOR):
-            tx.run(sql.PAUSE, (None, now, pid))
-            append(tx, Resumed(level="agent", key=str(pid), by="settings"), now=now, pid=pid)
+            _end_quarantine(tx, pid, now)
         agent = msgspec.structs.replace(agent, **changes)
         settings = _settings(agent.priority, agent.weight, agent.intent, agent.max_concurrent)
         event_id = append(tx, ProcessUpdated(changes=_shown(changes)), now=now, pid=pid)

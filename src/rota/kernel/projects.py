@@ -13,6 +13,7 @@ import msgspec
 
 from rota.errors import ProjectExists, ProjectInvalid, StoreCorrupt
 from rota.kernel import usage_windows
+from rota.kernel.agents import end_quarantines
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.grants import Grants
 from rota.kernel.journal import append
@@ -184,6 +185,8 @@ class Projects(Workspaces, Grants):
             )
             tx.run(sql.SET, row)
             tx.run(flow_sql.PROJECT_TOUCH, (project_id, event_id))
+            if changed.metadata is not project.metadata:
+                end_quarantines(tx, project_id, now)
             tx.effects.wake_parked = True
             return find_project(tx, project_id)
 
