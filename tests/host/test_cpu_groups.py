@@ -189,12 +189,40 @@ def test_cores_of_a_project_change_around_those_of_its_agents_and_runs(groups: C
     project = above(agent)
     groups.change(owner("p", cores=low))
     assert cores_of(project, agent, leased) == [low, low, low]
-    groups.change(owner("p", cores=high))  # its agent names none of them, and its run has leased none of them
-    assert cores_of(project, agent, leased) == [high, high, high]
+    groups.change(owner("p", cores=high))  # its run keeps what it has leased
+    assert cores_of(project, agent, leased) == [f"{low}-{high}" if CORE == 1 else f"{low},{high}", low, low]
     assert groups.not_in_force([owner("p"), owner("a")]) == {}
     groups.change(owner("p"))
     assert cores_of(agent, leased) == [low, low]
     groups.leave(leased)
+
+
+@needs_groups
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="two cores are needed")
+def test_a_group_is_kept_off_its_cores_while_runs_elsewhere_have_leased_all_of_them(groups: CpuGroups) -> None:
+    """Its agent or its project was given them while its run was in progress."""
+    every, high = core_list(allowed_cores()), str(CORE)
+    others = core_list(allowed_cores() - {CORE})
+    names = [owner("p"), owner("a")]
+    run = groups.enter(names, GroupLimits())
+    agent, (lower, upper) = above(run), (frozenset(allowed_cores() - {CORE}), frozenset({CORE}))
+    groups.set_open(lower)
+    groups.change(owner("a", cores=high))
+    assert cores_of(agent) == [others]
+    groups.change(owner("p", cores=high))
+    assert cores_of(above(agent), agent) == [others, others]
+    groups.set_open(allowed_cores())
+    assert cores_of(above(agent), agent) == [high, high]
+    groups.set_open(upper)
+    assert cores_of(above(agent), agent) == [high, high]
+    groups.change(owner("p"))
+    groups.set_open(lower)  # a run of another agent of this project has leased it
+    owner_of_lease = groups.enter([owner("p"), owner("b", cores=high)], GroupLimits(cores=upper))
+    assert cores_of(above(agent), agent) == [every, others]
+    assert cores_of(above(owner_of_lease), owner_of_lease) == [high, high]
+    assert groups.not_in_force([*names, owner("b")]) == {}
+    for each in (run, owner_of_lease):
+        groups.leave(each)
 
 
 @needs_groups

@@ -18,6 +18,10 @@ from the bottom up what it is to have.
     project 80 → 40 of 100 ms, agent asks 60       project 80, agent 60        agent 40, project 40
     project 40 → 80 of 100 ms                      project 80, agent 60        agent 60, project 80
 
+A group whose cores are all leased by runs outside it gets the open cores of the group above until one is returned. A
+run keeps the cores that it has leased, so the groups above it have them too. A group that has open cores besides leased
+ones keeps both: affinity keeps its processes off the leased ones (confinement.py).
+
 Without control groups the settings are approximated for each process, which is less, and `cpu_enforcement.py` says so:
 
     setting    with control groups            without
@@ -146,10 +150,11 @@ def run_scheduling(cpu: CpuSettings, *, nice: int = 0) -> Scheduling | None:
 class _Node:
     """A group in the tree: of a project or an agent, with the number of runs in it, or of a run."""
 
-    def __init__(self, group: ControlGroup, asked: GroupLimits, above: _Node | None) -> None:
+    def __init__(self, group: ControlGroup, asked: GroupLimits, above: _Node | None, leased: frozenset[int]) -> None:
         self.group = group
         self.asked = asked
         self.above = above
+        self.leased = leased  # cores of runs in it
         self.below: dict[str, _Node] = {}  # by the names of their groups
         self.users = 0
         if above is not None:
@@ -164,9 +169,10 @@ class _Node:
 class CpuGroups:
     """The groups of one process. Any thread may use them."""
 
-    def __init__(self, cgroups: Cgroups) -> None:
+    def __init__(self, cgroups: Cgroups, open_cores: frozenset[int] | None = None) -> None:
         self._cgroups = cgroups
         self._usable = usable_cores()
+        self._open = self._usable if open_cores is None else open_cores  # that no run has leased
         self._lock = threading.Lock()
         self._shared: dict[tuple[str, ...], _Node] = {}  # by the keys from the top
         self._runs: dict[str, tuple[tuple[str, ...], _Node]] = {}  # by the name of their group
@@ -177,16 +183,16 @@ class CpuGroups:
         return any(self._cgroups.support[feature].works for feature in CPU_FEATURES)
 
     def enter(self, owners: Sequence[CpuOwner], limits: GroupLimits, label: str = "") -> ControlGroup:
-        """Create the group of one run below those of its owners, the outermost first."""
-        path = _path(owners)
+        """Create the group of one run below those of its owners, the outermost first. Its own cores are leased."""
+        path, leased = _path(owners), limits.cores or frozenset()
         with self._lock:
             above: _Node | None = None
             depth = 0
             try:
                 for owner in owners:
-                    above = self._share(path[: depth + 1], owner, above)
+                    above = self._share(path[: depth + 1], owner, above, leased)
                     depth += 1
-                run = self._create(limits, above, _FOR_A_RUN, label)
+                run = self._create(limits, above, _FOR_A_RUN, label, leased)
             except BaseException:
                 self._leave(path[:depth])
                 raise
@@ -201,6 +207,14 @@ class CpuGroups:
                 run.leave()
             self._cgroups.discard(group)
             self._leave(path)
+
+    def set_open(self, cores: frozenset[int]) -> None:
+        """Leases have begun or ended: no run has leased these cores."""
+        with self._lock:
+            self._open = cores
+            for path, node in self._shared.items():
+                if len(path) == 1:
+                    self._set(node)
 
     def change(self, owner: CpuOwner) -> None:
         """The settings of a project or an agent have changed: apply them to its groups, and to what runs in them."""
@@ -218,15 +232,23 @@ class CpuGroups:
         """Remove what could not be removed before."""
         self._cgroups.close()
 
-    def _create(self, asked: GroupLimits, above: _Node | None, features: tuple[Feature, ...], label: str) -> _Node:
+    def _create(
+        self,
+        asked: GroupLimits,
+        above: _Node | None,
+        features: tuple[Feature, ...],
+        label: str,
+        leased: frozenset[int],
+    ) -> _Node:
         parent = None if above is None else above.group
-        limits = fitted(asked, self._room(above))
-        return _Node(self._cgroups.create(limits, parent=parent, features=features, label=label), asked, above)
+        limits = self._fitted(asked, self._room(above), leased)
+        group = self._cgroups.create(limits, parent=parent, features=features, label=label)
+        return _Node(group, asked, above, leased)
 
-    def _share(self, path: tuple[str, ...], owner: CpuOwner, above: _Node | None) -> _Node:
+    def _share(self, path: tuple[str, ...], owner: CpuOwner, above: _Node | None, leased: frozenset[int]) -> _Node:
         node = self._shared.get(path)
         if node is None:
-            node = self._create(group_limits(owner.cpu, owner.weight), above, _FOR_AN_OWNER, owner.label)
+            node = self._create(group_limits(owner.cpu, owner.weight), above, _FOR_AN_OWNER, owner.label, leased)
             try:
                 node.group.hold_groups()
             except BaseException:
@@ -235,15 +257,19 @@ class CpuGroups:
                 raise
             self._shared[path] = node
         else:
-            self._change(node, owner)
+            self._change(node, owner, leased)
         node.users += 1
         return node
 
-    def _change(self, node: _Node, owner: CpuOwner) -> None:
+    def _change(self, node: _Node, owner: CpuOwner, leased: frozenset[int] = frozenset()) -> None:
         asked = group_limits(owner.cpu, owner.weight)
-        if asked == node.asked:
+        if asked == node.asked and leased <= node.leased:
             return
-        node.asked = asked
+        node.asked, node.leased = asked, node.leased | leased
+        self._set(node)
+
+    def _set(self, node: _Node) -> None:
+        """Give a group, and those below it, what they are to have now."""
         steps = list(self._limits_below(node, self._room(node.above)))
         for one, limits in steps:
             one.group.set(widest(one.group.limits, limits))
@@ -252,12 +278,21 @@ class CpuGroups:
 
     def _limits_below(self, node: _Node, room: CpuRoom) -> Iterator[tuple[_Node, GroupLimits]]:
         """The limits of a group and of all below it, each after those above it."""
-        limits = fitted(node.asked, room)
+        limits = self._fitted(node.asked, room, node.leased)
         if limits.cores is None and node.group.can_limit("cores") and room.cores != self._usable:
             limits = msgspec.structs.replace(limits, cores=room.cores)  # version 1 would keep those it began with
         yield node, limits
         for one in node.below.values():
             yield from self._limits_below(one, room.below(limits))
+
+    def _fitted(self, asked: GroupLimits, room: CpuRoom, leased: frozenset[int]) -> GroupLimits:
+        """Return as much of some limits as there is room for, off the cores that runs elsewhere have leased."""
+        limits = fitted(asked, room)
+        if limits.cores is None:
+            return limits
+        is_open = limits.cores & (self._open | leased)
+        cores = limits.cores if is_open else room.cores & self._open
+        return msgspec.structs.replace(limits, cores=(cores | leased & room.cores) or limits.cores)
 
     def _room(self, above: _Node | None) -> CpuRoom:
         if above is None:
@@ -268,6 +303,7 @@ class CpuGroups:
         for depth in range(len(path), 0, -1):
             node = self._shared[path[:depth]]
             node.users -= 1
+            node.leased = frozenset[int]().union(*(each.leased for each in node.below.values()))
             if not node.users:
                 del self._shared[path[:depth]]
                 node.leave()
