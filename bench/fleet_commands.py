@@ -38,6 +38,9 @@ class _NullChannel:
     def started(self, stop_handle: StopHandle, **_about: Any) -> None:
         """It runs."""
 
+    def settings_changed(self, **_about: Any) -> None:
+        """It runs with other settings."""
+
     def log(self, data: bytes) -> None:
         """Output."""
 

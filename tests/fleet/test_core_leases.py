@@ -103,6 +103,7 @@ class _Run(msgspec.Struct):
 
     assignment: Assignment
     entry: ReadyEntry
+    token: int
 
 
 @pytest.mark.skipif(CORES < 2, reason="a lease needs two cores")
@@ -120,7 +121,7 @@ def test_settings_that_are_changed_while_a_run_goes_on_change_its_grant(caplog: 
             settings = AgentSettings(runner="command", argv=("x",), cpu=cpu)
             own = RunCpu(owners=(owner,), usable=frozenset(allowed_cores()), own=cpu)
             assignment = Assignment(entry=entry, agent=agent, settings=settings, slot="1", cpu=own)
-            return grants.execute(cast("LiveRun", _Run(assignment, entry)), lambda: during(owner))
+            return grants.execute(cast("LiveRun", _Run(assignment, entry, entry.token or 0)), lambda: during(owner))
 
         def change(owner: CpuOwner, **settings: Any) -> None:
             resources.cpu_changed(owner.key, lambda: owner._replace(cpu=CpuSettings(**settings)))
@@ -138,8 +139,17 @@ def test_settings_that_are_changed_while_a_run_goes_on_change_its_grant(caplog: 
 
         def joined(_: CpuOwner) -> RunOutcome:
             change(hog_owner[0], weight=2.0, quota="40ms/100ms", cores=str(CORE))
-            assert f"hog #{hog.sched_id} shares cores {CORE} with the runs that have leased them" in caplog.text
+            assert f"hog #{hog.sched_id} is kept off cores {CORE} until a run that has leased them" in caplog.text
             return RunOutcome()
+
+        def without_grant(owner: CpuOwner) -> RunOutcome:
+            """A run with a weight only had no grant, and another lease could begin on its new cores."""
+            assert [each[0] for each in granted()] == ["control"]
+            caplog.clear()
+            change(hog_owner[0], weight=2.0, cores=str(CORE))
+            assert f"hog #{hog.sched_id} is kept off cores {CORE} until a run that has leased them" in caplog.text
+            assert [(each[0], each[2]) for each in granted()] == [("hog", (CORE,)), ("control", (CORE,))]
+            return joined(owner)
 
         hog_owner: list[CpuOwner] = []
 
@@ -153,11 +163,13 @@ def test_settings_that_are_changed_while_a_run_goes_on_change_its_grant(caplog: 
             assert execute(control, CpuSettings(lease=1), beside).yield_after_s is None
             change(owner, weight=2.0, quota="40ms/100ms")
             assert execute(control, CpuSettings(lease=1, cores=str(CORE)), joined).yield_after_s is None
-            # it is there now: the end of that lease begins no other one
+            # they are its cores now: the end of that lease begins no other one
             refused = execute(control, CpuSettings(lease=1, cores=str(CORE)), lambda _: RunOutcome())
             assert refused.yield_after_s is not None
             change(owner, weight=3.0)
             assert kernel.cores.status().hosts == []  # nothing is left that needs a grant
+            assert execute(control, CpuSettings(lease=1, cores=str(CORE)), without_grant).yield_after_s is None
+            change(owner, weight=3.0)
             return RunOutcome()
 
         execute(hog, CpuSettings(weight=1.0), hogs)

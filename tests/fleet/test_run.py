@@ -22,7 +22,9 @@ from rota.host.cgroup_files import FILES_BY_VERSION
 from rota.host.cgroup_mounts import hierarchies
 from rota.host.cgroups import Cgroups
 from rota.kernel import Kernel, ScheduleSpec
+from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
+from rota.service.entry_reports import entry_report
 from tests.host.support import PATIENCE_S, until
 from tests.stores import address_of
 
@@ -120,9 +122,16 @@ def test_a_reload_lowers_and_raises_the_quota_of_runs_in_progress(tmp_path: Path
             request_reload(fleet.api, "the test")
             wanted = {"lab": quota, "sleeper": agents}
             until(lambda wanted=wanted: quotas_in_force() == wanted)  # type: ignore[misc]
+            told = f"lab: cpu quota = {quota} is enforced"  # also in `rota show`, which had that of the start
+            until(lambda told=told: any(each.startswith(told) for each in enforced(fleet.api, sched_id)))  # type: ignore[misc]
         (tmp_path / "go").touch()
         ended = fleet.api.queue.wait(sched_id, PATIENCE_S)
         assert ended.exit_kind == "completed"
+
+
+def enforced(api: SchedulerApi, sched_id: int) -> tuple[str, ...]:
+    assert isinstance(api, Dispatcher)
+    return entry_report(api.kernel.store, api.kernel.clock, sched_id).attempts[-1].enforced
 
 
 def quotas_in_force() -> dict[str, str]:

@@ -455,6 +455,11 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         [("detail", "run #9 runs in slot box-1 (command) as process 44")],
     ),
     (
+        events.RunSettingsChanged(sched_id=9, attempt=1, token=7, enforced=("cpu weight = 2 is enforced",)),
+        5,
+        [("detail", "run #9 has other cpu settings: cpu weight = 2 is enforced")],
+    ),
+    (
         events.RunEnded(sched_id=9, attempt=1, exit_kind="completed", wall_ms=12_345, usage={"tokens": 4}),
         5,
         [("detail", "run #9 took 12 s, 4 tokens")],

@@ -55,6 +55,9 @@ class RecordingChannel:
         if self._reason is not None:
             stop_handle.request_stop(self._reason)
 
+    def settings_changed(self, *, advisories: Sequence[str], enforced: Sequence[str]) -> None:
+        self._record("settings_changed", list(advisories), list(enforced))
+
     def log(self, data: bytes) -> None:
         with self._changed:
             self.output.write(data)

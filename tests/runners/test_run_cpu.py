@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,12 +16,12 @@ from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.run_cpu import NO_GROUPS, RunCpu, run_cpu
 from rota.fleet.runners.callable import CallableRunner
 from rota.fleet.runners.command import CommandRunner
+from rota.fleet.runners.contract import RunChannel
 from rota.fleet.runners.cpu_hold import CpuHold
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.cgroup_mounts import hierarchies
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
-from rota.host.confinement import Confinement
 from rota.host.cpu_groups import CPU_FEATURES, CpuOwner
 from rota.host.thread_settings import allowed_cores
 from rota.model.cpu import CpuSettings, core_list
@@ -231,21 +231,70 @@ def test_a_run_asks_for_the_cores_that_project_and_agent_share_with_a_lease_or_w
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="a lease needs two cores")
 @pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False])
-def test_a_program_whose_cores_are_leased_by_others_says_where_it_runs(
+def test_a_program_whose_cores_are_leased_by_others_is_kept_off_them_and_says_where_it_runs(
     resources: RunnerResources, channel: RecordingChannel, use_groups: bool
 ) -> None:
-    confinement, others = Confinement(), allowed_cores() - {CORE}
-    cpu = msgspec.structs.replace(asked(cores=str(CORE)), confinement=confinement)
-    confinement.set_open(others)
+    others = allowed_cores() - {CORE}
+    cpu = msgspec.structs.replace(asked(cores=str(CORE)), confinement=resources.confinement)
+    resources.set_open(others)
     try:
         script = assignment(shell("taskset -pc $$"), cpu=cpu)
         outcome = CommandRunner(resources, use_groups=use_groups).run(script, channel)
     finally:
-        confinement.set_open(confinement.usable)
+        resources.set_open(resources.confinement.usable)
     assert outcome.exit_kind == "completed"
-    place = CORE if use_groups else core_list(others)
-    assert channel.log_tail().rstrip().endswith(f": {place}")
-    assert channel.advisories[-1].startswith(f"cores {CORE} are leased by other runs: it ")
+    assert channel.log_tail().rstrip().endswith(f": {core_list(others)}")
+    elsewhere = f"it runs on {core_list(others)} until they are returned"
+    assert channel.advisories[-1] == f"cores {CORE} are leased by other runs: {elsewhere}"
+
+
+class _Told:
+    """A supervisor that is told of changes."""
+
+    def __init__(self) -> None:
+        self.log: list[list[str]] = []
+
+    def settings_changed(self, *, advisories: list[str], enforced: list[str]) -> None:
+        """Record them without the reasons."""
+        self.log.append([each.partition(":")[0].removeprefix("cpu ") for each in (*advisories, *enforced)])
+
+
+@pytest.mark.skipif(len(USABLE) < 2, reason="one core is always the same")
+@pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False], ids=["groups", "none"])
+@pytest.mark.parametrize("where", ["program", "process"])
+def test_a_run_says_what_changed_settings_amount_to(resources: RunnerResources, use_groups: bool, where: Any) -> None:
+    """`rota show` went on with those of its start."""
+    if where == "process" and not use_groups:
+        pytest.skip("everything is refused there")
+    told, advisories = _Told(), ["of something else"]
+    cpu = asked(weight=1, class_="batch")
+    (owner,) = cpu.owners
+    hold = CpuHold(resources, assignment(shell("sleep 60")), cpu, advisories, use_groups=use_groups, where=where)
+    session = resources.reaper.spawn(Command(argv=("sleep", "60")), group=hold.group)
+    if where == "program":
+        hold.started(session)
+
+    def change(**settings: Any) -> None:
+        resources.cpu_changed(owner.key, lambda: owner._replace(cpu=CpuSettings(**settings)))
+
+    change(weight=2, quota="40ms/100ms", class_="sensitive", lease=1)
+    hold.report_changes(cast("RunChannel", told))  # it was changed while it started
+    state = "enforced" if use_groups else "cooperative"
+    weight = f"weight = {2 if use_groups else 1} is {state}"  # a niceness stays
+    quota, cores = f"quota = 40ms/100ms is {state}", f"cores = {CORE} is {state}"
+    began = {"of something else", weight, "class = batch is enforced"}  # the class stays, and no core is leased
+    assert [set(each) for each in told.log] == [{*began, quota}]
+    change(weight=2, quota="40ms/100ms", cores=str(CORE))
+    change(weight=2, quota="40ms/100ms", cores=str(CORE))
+    resources.set_open(USABLE - {CORE})
+    resources.set_open(USABLE)
+    is_leased = f"cores {CORE} are leased by other runs"
+    assert [set(each) for each in told.log[1:]] == [{*began, quota, where} for where in (cores, is_leased, cores)]
+    session.kill()
+    session.wait()
+    hold.end(session)
+    change(weight=5)
+    assert len(told.log) == 4
 
 
 @pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False])

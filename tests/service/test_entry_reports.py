@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId
+from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import Kernel, RunReport, ScheduleSpec
 from rota.kernel.entry_relations import CHILDREN_MAX
 from rota.model.entry_report import EntryReport
@@ -75,6 +75,23 @@ def test_each_attempt_has_its_worker_times_error_and_usage_and_the_entry_their_s
     assert found.advisories == ("no control group", "no usage found")
     assert (found.entry.status, found.not_retried) == ("failed", "it was attempt 2 of 2")
     assert (found.history[0].words, found.history_is_complete) == ("enqueued", True)
+
+
+def test_an_attempt_has_the_settings_that_are_in_force_now(world: World, pid: int) -> None:
+    sched_id = world.put(pid)
+    token = world.take_one().token or 0
+    runs = world.kernel.supervision
+    runs.began(sched_id, token, slot="s1", runner="command", advisories=["no usage found"], enforced=["weight = 1"])
+    world.clock.advance(2)
+    runs.settings_changed(sched_id, token, advisories=["quota is cooperative"], enforced=["weight = 2"] * 99)
+    (attempt,) = (found := shown(world, sched_id)).attempts
+    assert (attempt.started_at, attempt.advisories) == (START, ("quota is cooperative",))
+    assert attempt.enforced == ("weight = 2",) * 20
+    assert found.history[-1].words.startswith("run 1 has other cpu settings: weight = 2; ")
+    with pytest.raises(StaleClaim):
+        runs.settings_changed(sched_id, token + 1, enforced=["weight = 3"])
+    runs.settings_changed(sched_id, token)
+    assert shown(world, sched_id).history[-1].words == "run 1 has other cpu settings: none is left"
 
 
 def test_a_claim_that_expired_and_a_run_that_yielded_are_told_apart(world: World, pid: int) -> None:

@@ -238,10 +238,20 @@ class LiveRun:
             slot=self.assignment.slot,
             runner=self.assignment.settings.runner,
             os_pid=self.os_pid,
-            advisories=[each[:NOTE_CHARS_MAX] for each in advisories],
-            enforced=[each[:NOTE_CHARS_MAX] for each in enforced],
+            advisories=_notes(advisories),
+            enforced=_notes(enforced),
             node=node,
         )
+
+    def settings_changed(self, *, advisories: Sequence[str], enforced: Sequence[str]) -> None:
+        """The `cpu` settings of the run, or what is enforced of them, have changed."""
+        for advisory in advisories:
+            self.log(f"rota: {advisory}\n".encode())
+        changed = self._api.supervision.settings_changed
+        try:  # not through an outage: this thread follows the journal
+            changed(self.entry.sched_id, self.token, advisories=_notes(advisories), enforced=_notes(enforced))
+        except RotaError as problem:  # only the record is missing
+            _log.warning("cannot record the changed cpu settings of entry %s: %s", self.entry.sched_id, problem)
 
     def log(self, data: bytes) -> None:
         """Append output to the log."""
@@ -424,6 +434,10 @@ class LiveRun:
         except StaleClaim:
             self.stop("fenced")
             raise
+
+
+def _notes(texts: Sequence[str]) -> list[str]:
+    return [each[:NOTE_CHARS_MAX] for each in texts]
 
 
 def _with_valid_delay(outcome: RunOutcome) -> RunOutcome:

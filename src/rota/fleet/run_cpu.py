@@ -59,28 +59,22 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
         nice = 0 if support["weight"].works else niceness(self._weight())
         return run_scheduling(self.own, nice=nice)
 
-    def affinity(self, support: Mapping[Feature, FeatureSupport]) -> frozenset[int] | None:
+    def affinity(self) -> frozenset[int] | None:
         """Return the cores that its first process starts on: it is moved into its group only a moment later."""
         allowed = self.allowed
         if self.leased is not None or allowed is None or self.confinement is None:
             return self.leased or allowed
-        if self._cores_are_leased and support["cores"].works:
-            return allowed
         return self.confinement.open_of(allowed)
 
-    def leased_by_others(self, support: Mapping[Feature, FeatureSupport]) -> Iterator[str]:
+    def leased_by_others(self) -> Iterator[str]:
         """Say where it runs if all its cores are leased by other runs."""
-        if not self._cores_are_leased or self.allowed is None or self.confinement is None:
-            return
-        leased = f"cores {core_list(self.allowed)} are leased by other runs"
-        if support["cores"].works:
-            yield f"{leased}: it shares them, because its control group has no others"
-        else:
-            yield f"{leased}: it runs on {core_list(self.confinement.open_cores)} until they are returned"
+        if self._is_elsewhere and self.allowed is not None and self.confinement is not None:
+            cores, elsewhere = core_list(self.allowed), core_list(self.confinement.open_cores)
+            yield f"cores {cores} are leased by other runs: it runs on {elsewhere} until they are returned"
 
     @property
-    def _cores_are_leased(self) -> bool:
-        if self.leased is not None or self.allowed is None or self.confinement is None:
+    def _is_elsewhere(self) -> bool:
+        if self.leased is not None or not self.allowed or self.confinement is None:
             return False
         return not self.allowed & self.confinement.open_cores
 
@@ -106,7 +100,7 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
 
         What is for each run (lease, class, realtime) stays as it began.
         """
-        owners = tuple(owner if each.key == owner.key else each for each in self.owners)
+        owners = tuple(_changed(each, owner) if each.key == owner.key else each for each in self.owners)
         cpu_of = {each.key.partition(":")[0]: each.cpu for each in owners}
         merged = _merged(cpu_of.get("agent", CpuSettings()), cpu_of.get("project", CpuSettings()))
         cores, lease = merged.cores, self.own.lease
@@ -171,6 +165,8 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
                 missing=missing,
                 policy=self.own.policy,
             ):
+                if state.setting == "cores" and self._is_elsewhere and state.state != "refused":
+                    continue  # `leased_by_others` says where
                 yield (f"{owner.label}: {state}" if len(self.owners) > 1 else str(state)), state.state
             within &= owner.cpu.core_set or within
 
@@ -196,6 +192,12 @@ def run_cpu(
         owners.append(agent_owner(agent, settings))
     own = _merged(agents or CpuSettings(), projects or CpuSettings())
     return RunCpu(owners=tuple(owners), usable=usable, own=own)
+
+
+def _changed(began: CpuOwner, owner: CpuOwner) -> CpuOwner:
+    """Return the changed settings of an owner, with what is for each run as the run began."""
+    kept = {field: getattr(began.cpu, field) for field in ("lease", "class_", "realtime")}
+    return owner._replace(cpu=msgspec.structs.replace(owner.cpu, **kept))
 
 
 def _in_force(projects: CpuSettings, agents: CpuSettings) -> CpuSettings:

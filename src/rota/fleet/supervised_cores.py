@@ -116,7 +116,7 @@ class SupervisedCores:
                 if has_grant:
                     release(self._api, entry.sched_id, run.token)
                 return False
-            granted = grant(self._api, self._here(), entry.sched_id, run.token, asked)
+            granted = grant(self._api, self._here(), entry.sched_id, run.token, asked, runs=True)
         except StaleClaim:
             return has_grant
         except RotaError as problem:
@@ -124,8 +124,9 @@ class SupervisedCores:
             _log.warning(told, run.assignment.agent.name, entry.sched_id, problem.message)
             return has_grant
         if asked.cores is not None and not set(granted.allowed) & {*granted.leased, *granted.open_cores}:
-            told = "%s #%s shares cores %s with the runs that have leased them"
-            _log.warning(told, run.assignment.agent.name, entry.sched_id, asked.cores)
+            told = "%s #%s is kept off cores %s until a run that has leased them returns one; it runs on %s"
+            elsewhere = core_list(frozenset(granted.open_cores))
+            _log.warning(told, run.assignment.agent.name, entry.sched_id, asked.cores, elsewhere)
         return True
 
     def release(self, run: LiveRun) -> None:
@@ -152,11 +153,11 @@ class SupervisedCores:
             self._faults.worked()
 
     def _confine(self) -> None:
-        opened, confinement = open_cores(self._api, self._here()), self._resources.confinement
-        confinement.set_open(opened)
+        opened = open_cores(self._api, self._here())
+        self._resources.set_open(opened)
         if not opened and not self._has_no_core:
             told = "are leased by other runs: what runs here shares them"
-            cores = core_list(confinement.usable)
+            cores = core_list(self._resources.confinement.usable)
             _log.warning("cores %s, which are all that this supervisor may use, %s", cores, told)
         self._has_no_core = not opened
 
@@ -179,7 +180,7 @@ class SupervisedCores:
     def close(self) -> None:
         """Use all cores again: this process may go on after its supervisor."""
         if self._resources.is_confined:
-            self._resources.confinement.set_open(self._resources.confinement.usable)
+            self._resources.set_open(self._resources.confinement.usable)
 
 
 class _HeldCores:
@@ -193,8 +194,10 @@ class _HeldCores:
         self._has_ended = False
         self._lock = threading.Lock()  # nothing is granted after the end
 
-    def change(self, owner: CpuOwner) -> None:
-        """The settings of its project or its agent were changed."""
+    def change(self, owner: CpuOwner | None) -> None:
+        """The settings of its project or its agent were changed; None: leases have, which its grant does not say."""
+        if owner is None:
+            return
         with self._lock:
             before, after = self.cpu, self.cpu.changed(owner)
             self.cpu = after

@@ -70,8 +70,7 @@ class Supervision(LimitGrants):
         node: str | None = None,
     ) -> None:
         """Record that a runner started an entry, and what of its settings is enforced and what is not as it reads."""
-        told = tuple(_run.text("advisories", each, NOTE_CHARS_MAX) for each in advisories[:ADVISORIES_MAX])
-        held = tuple(_run.text("enforced", each, NOTE_CHARS_MAX) for each in enforced[:ADVISORIES_MAX])
+        told, held = _notes("advisories", advisories), _notes("enforced", enforced)
         _run.name("slot", slot)
         _run.name("runner", runner)
         if os_pid is not None:
@@ -91,6 +90,22 @@ class Supervision(LimitGrants):
                 advisories=told,
                 enforced=held,
                 node=node,
+            )
+            append(tx, event, now=now, pid=run.pid)
+
+        self._env.write_keeping_cache(work)
+
+    def settings_changed(
+        self, sched_id: int, token: int, *, advisories: Sequence[str] = (), enforced: Sequence[str] = ()
+    ) -> None:
+        """Record what of a run's settings is enforced from now on and what is not as it reads."""
+        told, held = _notes("advisories", advisories), _notes("enforced", enforced)
+        now = self._env.now()
+
+        def work(tx: Transaction) -> None:
+            run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
+            event = events.RunSettingsChanged(
+                sched_id=sched_id, attempt=run.attempt, token=token, advisories=told, enforced=held
             )
             append(tx, event, now=now, pid=run.pid)
 
@@ -298,6 +313,10 @@ class Supervision(LimitGrants):
             return idle
 
         return self._env.write(work)
+
+
+def _notes(field: str, texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_run.text(field, each, NOTE_CHARS_MAX) for each in texts[:ADVISORIES_MAX])
 
 
 def _transitions(state: str, *, is_live: bool) -> tuple[str, ...]:

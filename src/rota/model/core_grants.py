@@ -91,6 +91,7 @@ class CoreAsk(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
     tokens: int = 0
     devices: tuple[str, ...] = ()
+    runs: bool = False  # with settings that were changed: it cannot wait for one of its cores to be free
 
     def __post_init__(self) -> None:
         if len(self.reserved) > RESERVED_MAX:

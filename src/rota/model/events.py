@@ -758,6 +758,17 @@ class RunStarted(EventData, frozen=True, kw_only=True):
     node: str | None = None  # of a cluster, on which it runs
 
 
+class RunSettingsChanged(EventData, frozen=True, kw_only=True):
+    """The `cpu` settings of a run in progress, or what is enforced of them, have changed."""
+
+    kind = "kernel.run.settings_changed"
+    sched_id: int
+    attempt: int
+    token: int
+    advisories: tuple[str, ...] = ()  # what of its settings is not enforced as it reads, from now on
+    enforced: tuple[str, ...] = ()  # what of its `cpu` settings is enforced, and how
+
+
 class RunEnded(EventData, frozen=True, kw_only=True):
     """A run ended."""
 

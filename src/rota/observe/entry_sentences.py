@@ -158,6 +158,11 @@ def _run_started(data: events.RunStarted, _event: Event, names: EntityNames) -> 
     )
 
 
+def _run_settings_changed(data: events.RunSettingsChanged, _event: Event, names: EntityNames) -> Iterator[Line]:
+    told = "; ".join((*data.enforced, *data.advisories)) or "none is left"
+    yield "detail", f"{names.run(data.sched_id)} has other cpu settings: {told}", About(data.sched_id)
+
+
 def _run_ended(data: events.RunEnded, _event: Event, names: EntityNames) -> Iterator[Line]:
     used = "".join(f", {amount:,} {dim}" for dim, amount in data.usage.items())
     yield "detail", f"{names.run(data.sched_id)} took {rough_span(data.wall_ms / 1000)}{used}", About(data.sched_id)
@@ -238,6 +243,7 @@ ENTRY_SENTENCES: Describers = {
     events.CancelRequested: _cancel_requested,
     events.ClaimsExtended: _claims_extended,
     events.RunStarted: _run_started,
+    events.RunSettingsChanged: _run_settings_changed,
     events.RunEnded: _run_ended,
     events.RunOverBudget: _over_budget,
     events.RunProgressed: _progressed,

@@ -60,6 +60,8 @@ def _add(attempts: list[dict[str, Any]], data: EventData, event: Event, sched_id
             names = ("slot", "runner", "os_pid", "node", "advisories", "enforced")
             known = {name: getattr(data, name) for name in names}
             _current(attempts, data.attempt).update(known, started_at=event.ts)
+        case events.RunSettingsChanged(sched_id=run) if run == sched_id:
+            _current(attempts, data.attempt).update(advisories=data.advisories, enforced=data.enforced)
         case events.LedgerCharged(sched_id=run) if run == sched_id and attempts:
             _sum_up(attempts[-1].setdefault("usage", {}), data.amounts)
         case events.RunEnded(sched_id=run) if run == sched_id:

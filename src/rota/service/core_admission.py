@@ -58,7 +58,7 @@ def decide(host: CoreHost, live: Sequence[CoreGrant], ask: CoreAsk, asker: Asker
     What was admitted and which profile applied is added to `record`.
     """
     others = [each for each in live if each.sched_id != asker.sched_id]
-    table = _HostTable(host, others, record, runs=len(others) < len(live))
+    table = _HostTable(host, others, record)
     table.admit(ask, asker)
     profile = ProfileLimit().clamp(ProfileTable().find(HINTS_OF[ask.cpu.latency_class], asker.owner))
     if ask.cpu.latency_class != "normal":
@@ -113,8 +113,7 @@ def why_never(ask: CoreAsk) -> Refused | None:
 class _HostTable:
     """The cores of a host as an engine sees them: who has which, and what is left."""
 
-    def __init__(self, host: CoreHost, live: Sequence[CoreGrant], record: list[EventData], *, runs: bool) -> None:
-        self._runs = runs  # it has a grant and asks again: its settings were changed
+    def __init__(self, host: CoreHost, live: Sequence[CoreGrant], record: list[EventData]) -> None:
         self._host = host
         self._live = live
         self.taken: dict[int, CoreGrant] = {core: each for each in live for core in each.leased}
@@ -172,8 +171,8 @@ class _HostTable:
         leased = self._choose(ask.cpu.leased_cores, allowed, asker) if ask.cpu.leased_cores else ()
         places = leased or tuple(core for core in allowed if core not in self.taken)
         reserved = _reserved(ask)
-        # a program that its changed settings have put on leased cores is there, so no other lease may begin there
-        if not places and (reserved or (ask.cpu.cores is not None and not self._runs)):
+        # a program that runs, and is kept off its cores while they are leased, has a right to them afterwards
+        if not places and (reserved or (ask.cpu.cores is not None and not ask.runs)):
             raise self._no_core(ask, allowed, asker, is_reserved=bool(reserved))
         specs = tuple(self._spec(one, mask_of(places)) for one in reserved)
         if ask.island is not None:

@@ -258,9 +258,11 @@ def needs_grant(settings: CpuSettings | None) -> bool:
     return places or settings.quota is not None or is_reserved or settings.latency_class != "normal"
 
 
-def grant(api: SchedulerApi, host: CoreHost, sched_id: int, token: int, settings: CpuSettings) -> CoreGrant:
-    """Grant a run its settings on a host; raises the refusal with its numbers."""
-    return api.cores.grant(sched_id, token, host, CoreAsk(cpu=settings))
+def grant(
+    api: SchedulerApi, host: CoreHost, sched_id: int, token: int, settings: CpuSettings, *, runs: bool = False
+) -> CoreGrant:
+    """Grant a run its settings on a host, changed ones if it `runs`; raises the refusal with its numbers."""
+    return api.cores.grant(sched_id, token, host, CoreAsk(cpu=settings, runs=runs))
 
 
 def release(api: SchedulerApi, sched_id: int, token: int) -> None:

@@ -122,6 +122,9 @@ def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR09
             return f"over budget: {used} of {limit} {dim_text(event.dim)} used"
         case events.RunStarted(sched_id=run) if run == sched_id:
             return f"run {event.attempt} started on {event.slot}"
+        case events.RunSettingsChanged(sched_id=run) if run == sched_id:
+            told = "; ".join((*event.enforced, *event.advisories)) or "none is left"
+            return f"run {event.attempt} has other cpu settings: {told}"
         case events.RunProgressed(sched_id=run) if run == sched_id:
             return f"run {event.attempt}: {event.fraction:.0%} {event.text}".rstrip()
         case events.RunEnded(sched_id=run) if run == sched_id and event.outcome not in _RETURNED:

@@ -228,6 +228,9 @@ class NodeChannel:
     def _mailbox(self) -> Any:
         return _mailbox_named(self._mailbox_name)
 
+    def settings_changed(self, *, advisories: Sequence[str], enforced: Sequence[str]) -> None:
+        """`cpu` settings hold no run on a cluster."""
+
     # --- for the companion and the task ----------------------------------------------------------
 
     def look(self) -> None:

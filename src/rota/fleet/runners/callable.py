@@ -136,6 +136,8 @@ class CallableRunner:
             )
             try:
                 channel.started(_ProcessStopHandle(worker_call), advisories=advisories, enforced=enforced)
+                if hold is not None:
+                    hold.report_changes(channel)
             except BaseException:
                 worker_call.kill()
                 worker_call.outcome()

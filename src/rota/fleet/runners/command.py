@@ -79,6 +79,7 @@ class CommandRunner:
             advisories=program.advisories,
             enforced=program.enforced,
         )
+        program.report_changes(channel)
         ended = program.pump(output.sinks)
         return _outcome(program.outcome(ended), output.usage_report(), channel)
 

@@ -182,6 +182,10 @@ class RunChannel(AgentChannel, Protocol):
         """The work has started and `stop_handle` can stop it. If a stop was already requested, it happens now."""
         ...
 
+    def settings_changed(self, *, advisories: Sequence[str], enforced: Sequence[str]) -> None:
+        """The `cpu` settings of the run, or what is enforced of them, have changed since it started."""
+        ...
+
     def log_tail(self) -> str:
         """Return the end of the log, for a result."""
         ...

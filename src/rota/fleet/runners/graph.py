@@ -159,7 +159,7 @@ class GraphRunner:
             return
         confinement = self._resources.confinement
         if grant.leased:
-            confinement.set_open(open_cores(api, host))  # everything else leaves them first
+            self._resources.set_open(open_cores(api, host))  # everything else leaves them first
         with confinement.placed(cores, leased=bool(grant.leased)):
             yield
 

@@ -295,6 +295,7 @@ class _Conversation:
         self._channel.started(
             stop_handle, os_pid=session.pid, advisories=self._advisories, enforced=self._program.enforced
         )
+        self._program.report_changes(self._channel)
 
     def _handshake_timed_out(self) -> None:
         with self._lock:

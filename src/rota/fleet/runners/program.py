@@ -310,6 +310,11 @@ class Program:
         """What of its `cpu` settings is enforced, in words."""
         return [] if self._hold is None else self._hold.enforced
 
+    def report_changes(self, channel: RunChannel) -> None:
+        """Tell the supervisor from now on when its `cpu` settings, or what is enforced of them, have changed."""
+        if self._hold is not None:
+            self._hold.report_changes(channel)
+
     def __enter__(self) -> Program:
         return self
 

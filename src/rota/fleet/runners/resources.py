@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rota.clock import AwakeClock, Clock, SystemClock
 from rota.host.cgroups import Cgroups
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunnerResources"]
 
+_OnCpuChange: TypeAlias = "Callable[[CpuOwner | None], None]"
 _log = logging.getLogger("rota.fleet")
 
 
@@ -51,7 +52,7 @@ class RunnerResources:
         self._cpu_groups: CpuGroups | None = None
         self._quotas: QuotaSignals | None = None
         self._confinement: Confinement | None = None
-        self._on_cpu_change: dict[Callable[[CpuOwner], None], frozenset[str]] = {}  # of runs, with keys of their owners
+        self._on_cpu_change: dict[_OnCpuChange, frozenset[str]] = {}  # of runs, with keys of their owners
 
     @property
     def reaper(self) -> ReaperClient:
@@ -75,10 +76,10 @@ class RunnerResources:
     def cpu_groups(self) -> CpuGroups:
         """The control groups of projects, agents and runs with `cpu` settings."""
         _ = self.reaper  # orphans of an earlier process end before their groups are removed
-        cgroups = self.cgroups
+        cgroups, opened = self.cgroups, self.confinement.open_cores
         with self._lock:
             if self._cpu_groups is None:
-                self._cpu_groups = CpuGroups(cgroups)
+                self._cpu_groups = CpuGroups(cgroups, opened)
             return self._cpu_groups
 
     def cpu_changed(self, key: str, read: Callable[[], CpuOwner]) -> None:
@@ -92,11 +93,22 @@ class RunnerResources:
             if key in keys:
                 change(owner())
 
-    def watch_cpu(self, change: Callable[[CpuOwner], None], keys: frozenset[str]) -> None:
-        """A run has started: call this when the settings of one of these owners are changed."""
+    def set_open(self, cores: Iterable[int]) -> None:
+        """Leases have begun or ended: confine everything but their owners to these cores."""
+        groups, confinement = self._cpu_groups, self.confinement
+        before, wanted = confinement.open_cores, frozenset(cores)
+        if groups is not None:  # first: no process gets a core that its group does not have
+            groups.set_open(wanted & confinement.usable or confinement.usable)
+        confinement.set_open(wanted)
+        if confinement.open_cores != before:
+            for change in list(self._on_cpu_change):
+                change(None)
+
+    def watch_cpu(self, change: _OnCpuChange, keys: frozenset[str]) -> None:
+        """A run has started: call this when the settings of one of these owners, or leases (None), have changed."""
         self._on_cpu_change[change] = keys
 
-    def forget_cpu(self, change: Callable[[CpuOwner], None]) -> None:
+    def forget_cpu(self, change: _OnCpuChange) -> None:
         """The run has ended."""
         self._on_cpu_change.pop(change, None)
 

@@ -77,6 +77,7 @@ class SupervisionPart(RemotePart):
     """State changes of runs together with their agents."""
 
     began = sent(SupervisionApi.began)
+    settings_changed = sent(SupervisionApi.settings_changed)
     access_token = sent(SupervisionApi.access_token)
     checkpoint = sent(SupervisionApi.checkpoint)
     progress = sent(SupervisionApi.progress)
@@ -320,6 +321,7 @@ class AsyncSupervisionPart(AsyncRemotePart):
     """State changes of runs together with their agents."""
 
     began = sent_async(SupervisionApi.began)
+    settings_changed = sent_async(SupervisionApi.settings_changed)
     access_token = sent_async(SupervisionApi.access_token)
     checkpoint = sent_async(SupervisionApi.checkpoint)
     progress = sent_async(SupervisionApi.progress)

@@ -126,6 +126,21 @@ class SupervisionApi(Protocol):
         ...
 
     @method(
+        "kernel.run.settings_changed",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=_RUN,
+    )
+    def settings_changed(
+        self, sched_id: int, token: int, *, advisories: Sequence[str] = (), enforced: Sequence[str] = ()
+    ) -> None:
+        """Record what of a run's settings is enforced from now on and what is not as it reads."""
+        ...
+
+    @method(
         "kernel.run.access_token",
         scope="work",
         execution="read",
