@@ -23,6 +23,7 @@ from rota.host.thread_settings import allowed_cores
 from rota.kernel import ScheduleSpec
 from rota.model.cpu import CpuSettings
 from rota.model.work import ReadyEntry
+from rota.service import this_host
 
 CORES = len(allowed_cores())
 FLEET = """
@@ -188,6 +189,18 @@ def test_a_run_that_no_host_could_grant_its_reservation_fails_at_once(tmp_path: 
         entry = app.api.queue.get(1)
     assert (entry.exit_kind, entry.outcome, entry.attempt) == ("failed", "cores_never_granted", 1)
     assert "1,000,000 needed, 950,000 available" in entry.result["error"]
+
+
+def test_a_run_that_this_host_can_never_grant_its_cores_is_not_waited_for(tmp_path: Path) -> None:
+    """`--until-idle` tried it again for ever; another host of the store may take it."""
+    (tmp_path / "fleet.toml").write_text(
+        "store = 'db'\n[agents.a]\ncommand = ['true']\ncpu = {lease = 200}\ntriggers = [{on = 'start'}]\n"
+    )
+    done = CliRunner().invoke(cli, ["run", str(tmp_path / "fleet.toml"), "--until-idle"])
+    assert done.exit_code == 1, done.output
+    assert f"{this_host().name} can never grant it: 200 cores asked" in " ".join(done.output.split())
+    with Rota(str(tmp_path / "db")) as app:
+        assert app.api.queue.get(1).state == "queued"
 
 
 ISLAND = """

@@ -25,6 +25,7 @@ from rota.host.thread_settings import allowed_cores
 from rota.kernel import Kernel
 from rota.model.cpu import core_list
 from rota.model.policy_setting import PolicySetting
+from rota.service import this_host
 from rota.service.store_policies import StorePolicies
 from tests.daemon.harness import make_token, serving
 from tests.fleet.support import START, FleetHarness
@@ -278,11 +279,9 @@ def test_cores_and_leases_that_this_machine_cannot_give_are_listed_as_refused(ha
         ("agent a", "cores", "4000-4001", "refused", here),
         ("agent a", "lease", "1", "refused", "1 asked, and it can use 0 of the cores here"),
     ]
-    assert [text.split(":")[0] for text in plan.warnings] == [
-        "projects.p.cpu.cores",
-        "agents.a.cpu.cores",
-        "agents.a.cpu.lease",
-    ]
+    names, fails = [text.split(":")[0] for text in plan.warnings], "so its runs will fail here"
+    assert names == ["projects.p.cpu.cores", "agents.a.cpu.cores"]  # the lease makes no difference
+    assert [text.endswith(fails) for text in plan.warnings] == [False, True]
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="a project and an agent with different cores")
@@ -351,10 +350,12 @@ WARNINGS = {
         "agents.f.cpu: that of project p is not enforced for a function on a thread; set isolation = 'process'"
     ),
     A + "cpu = {lease = 4000}": (
-        f"agents.a.cpu.lease: 4000 of {len(allowed_cores())} cores: one stays for everything else, so it never runs"
+        f"agents.a.cpu.lease: 4000 of {len(allowed_cores())} cores: one stays for everything else, "
+        f"so it never runs on {this_host().name}: it waits for another host"
     ),
     A + "cpu = {cores = '4000'}": (
-        f"agents.a.cpu.cores: this machine has no core 4000; usable cores: {core_list(allowed_cores())}"
+        f"agents.a.cpu.cores: this machine has no core 4000; usable cores: {core_list(allowed_cores())}, "
+        "so its runs will fail here"
     ),
     "[projects.p]\nworkspaces = ['w']\n" + A.replace("budget", "project = 'p'\nbudget"): (
         "projects.p.workspaces: no agent asks for one; set workspace on an agent of the project"

@@ -491,6 +491,34 @@ def test_very_many_refusals_are_told_as_they_were_recorded(world: World, monkeyp
     assert [each.sched_id for each in CoreGrants(world.kernel).status().refused] == [second[0]]
 
 
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        ({"lease": 4}, "4 cores asked of four, 3 free: core 0 is kept for everything else"),
+        ({"cores": "7", "lease": 1}, "cores 7 are asked of four, which has 0-3"),
+        ({"lease": 2, "cores": "3-4"}, "2 cores asked of four, 1 free: it may use only cores 3 there"),
+    ],
+)
+def test_what_a_host_can_never_grant_is_told_as_such_whatever_runs_there(
+    world: World, ask: dict[str, Any], why: str
+) -> None:
+    """It was told which entries had the cores, and to wait for them."""
+    world.kernel.workers.register("w", "i", kind="supervisor", host="four", os_pid=1, pools=[SlotPool("w", 4)])
+    owner, asker = claims(world, {}, {})
+    ask_four(world, owner, lease=2)
+    refused(world, asker, **ask)
+    found = explain(Dispatcher(world.kernel), asker[0])
+    assert isinstance(found.workers, reasons.CoresRefused)
+    assert (found.workers.held_by, found.workers.never) == ((), True)
+    assert found.workers.refusal.startswith(f"four can never grant it: {why}")
+    assert found.changes[0].words == "start a worker on a host that has the cores, or ask for less"
+    assert (found.start.starts_at, found.start.basis) == (None, found.workers.sentence())
+    (recorded,) = (fact for fact in world.facts() if isinstance(fact, CoresRefused))
+    assert recorded.reason == found.workers.refusal
+    (counted,) = CoreGrants(world.kernel).status().refused
+    assert (counted.reason, counted.never) == (found.workers.refusal, True)
+
+
 def test_why_does_not_tell_the_refusal_of_a_host_if_workers_run_only_on_others(world: World) -> None:
     sched_id = refused(world, claimed(world), lease=4)
     for name, told in (("other", type(None)), ("four", reasons.CoresRefused)):
@@ -509,6 +537,7 @@ def test_why_says_that_the_cores_were_refused_and_who_has_them(world: World) -> 
     assert isinstance(found.workers, reasons.CoresRefused)
     assert found.workers.held_by == (first[0],)
     assert "1 core asked of box, 0 free" in found.workers.sentence()
+    assert found.start.starts_at is None  # its time is that of the next attempt
     assert "refused the cores that it asked for" in [step.words for step in found.story]
     assert [change.words for change in found.changes] == [
         "wait for a lease to end, or ask for less",  # being runnable earlier alone would not start it
@@ -528,7 +557,8 @@ def test_why_without_a_worker_says_that_the_host_would_refuse_the_cores(world: W
     found = explain(Dispatcher(world.kernel), greedy[0]).workers
     assert isinstance(found, reasons.NoWorker)
     assert found.sentence().startswith("no worker is running: start one with `rota run fleet.toml`; the last one ")
-    assert "was refused the cores that it asks for: 2 cores asked of box, 1 free: core 0 is kept" in found.sentence()
+    never = "box can never grant it: 2 cores asked of box, 1 free: core 0 is kept for everything else"
+    assert found.sentence().endswith(f"was refused the cores that it asks for: {never}")
     counted = explain_many(Dispatcher(world.kernel), pid=2).reasons  # not the time of the next attempt besides
     assert [each.reason for each in counted] == [found]
     assert explain(Dispatcher(world.kernel), second[0]).workers == reasons.NoWorker(start="rota run fleet.toml")

@@ -8,7 +8,8 @@ It has nothing to run and nothing to claim. What is left in the queue decides wh
     whose cores were refused          if they are due within `horizon_s`
     runs of other workers             until their claim expires; a worker that extends it is alive, and not waited for
     entries after others              as long as one of the others is waited for
-    everything else                   not: paused, over budget, no slot of its kind, no function here
+    everything else                   not: paused, over budget, no slot of its kind, no function here, cores that
+                                      this host can never grant
 
 The decision is a pure function of the groups of unfinished entries and what blocks them (`decide`); `IdleCheck` reads
 both. Why a ready entry is not claimed comes from a dry run of the claim (service/explanation.py).
@@ -25,9 +26,11 @@ from rota.fleet.run_summary import StillWaiting, WaitKind
 from rota.kernel import EntryGroup
 from rota.kernel.supervision import QUARANTINE
 from rota.model import reasons
+from rota.model.core_grants import CoreRefusal
 from rota.model.explanation import Explanation
 from rota.model.reasons import BlockingBase
 from rota.service.api import SchedulerApi, SystemApi
+from rota.service.core_grants import this_host
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 
@@ -81,7 +84,7 @@ class IdleCheck:
         self._kinds = tuple(sorted(kinds))
         self._cannot_run = cannot_run
         self._names: dict[int, str] = {}
-        self._refused: dict[int, str] = {}  # why, by entry, as of the last look
+        self._refused: dict[int, CoreRefusal] = {}  # by this host, as of the last look
         self._expiries: dict[tuple[int, str | None], float] = {}  # of runs elsewhere, as they were first seen
         self._has_ready = False  # there are entries which nothing blocks, although a claim returned none
         self._ready_tries = 0  # how often in a row
@@ -134,8 +137,11 @@ class IdleCheck:
             case "backoff":
                 return self._until(group, "retry", "it failed and is retried", group.runnable_at, now)
             case "time":
-                why = self._refused.get(group.sched_id, "its time has not come")
-                return self._delayed(group, why, group.runnable_at, now)
+                refused = self._refused.get(group.sched_id)
+                if refused is None:
+                    return self._delayed(group, "its time has not come", group.runnable_at, now)
+                why = f"the cores that it asks for are refused: {refused.reason}"
+                return self._blocked(group, why) if refused.never else self._delayed(group, why, group.runnable_at, now)
             case "worker":
                 return _Left(self._waiting(group, "worker", "it is held for its worker"), RECHECK_S)
             case "after":
@@ -144,13 +150,13 @@ class IdleCheck:
             return self._blocked(group, "it is ready, and no claim returned it")
         return self._ready(group, now)
 
-    def _refused_cores(self) -> dict[int, str]:
-        """Return what is told of the entries that wait only because their cores were refused: to be tried again."""
+    def _refused_cores(self) -> dict[int, CoreRefusal]:
+        """Return the entries that wait only because this host refuses their cores: to be tried again."""
         try:
-            refused = self._api.cores.status().refused
+            refused = self._api.cores.status(this_host().key).refused
         except StoreCorrupt:  # a grant cannot be read: `rota db check` reports it
             return {}
-        return {each.sched_id: f"the cores that it asks for are refused: {each.reason}" for each in refused}
+        return {each.sched_id: each for each in refused}
 
     def _ready(self, group: EntryGroup, now: float) -> _Left:
         """A group that is ready, but was not claimed."""

@@ -162,6 +162,7 @@ class CoreRefusal(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # when it was refused last
     reason: str
     held_by: tuple[int, ...] = ()  # entries whose grants are in the way
+    never: bool = False  # that host cannot grant it, whatever ends there
 
 
 class HostStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from rota.model.entry_status import EntryStatus
 from rota.model.graph_places import GraphNode
-from rota.model.reasons import UNATTENDED, BlockingReason, OrderingReason, WorkerReason
+from rota.model.reasons import UNATTENDED, BlockingReason, CoresRefused, OrderingReason, WorkerReason
 
 __all__ = [
     "EntryAhead",
@@ -94,7 +94,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> StartEstimate:
-        """When it starts: the estimate of the claim, or unknown while nothing but a missing worker is in its way."""
+        """When it starts: the estimate of the claim, or unknown while a missing worker or a host is in its way."""
+        if isinstance(self.workers, CoresRefused):  # its time is only that of the next attempt
+            return StartEstimate(None, self.workers.sentence())
         if self.workers is not None and isinstance(self.workers, UNATTENDED) and not self.blocking:
             return StartEstimate(None, self.workers.sentence())
         return self.estimate

@@ -438,6 +438,7 @@ class CoresRefused(WorkerBase, frozen=True, kw_only=True, tag="cores_refused"):
     host_name: str = ""
     held_by: tuple[int, ...] = ()  # the entries whose grants are in the way
     refused_at: float | None = None
+    never: bool = False  # that host cannot grant it, whatever ends there: another one may
 
     def sentence(self) -> str:
         """Return the reason as text."""

@@ -32,7 +32,7 @@ from rota.model.events import EventData, ProfileMapped
 from rota.service.admission import PPM, UNLIMITED_PPM, Admission, OwnerLimit
 from rota.service.profiles import Hint, ProfileLimit, ProfileTable
 
-__all__ = ["Asker", "decide", "why_never"]
+__all__ = ["Asker", "decide", "lasting_refusal", "why_never"]
 
 NEVER_CORES_MAX = 256  # of a host that is imagined to see whether any could grant an ask
 
@@ -89,6 +89,21 @@ def decide(host: CoreHost, live: Sequence[CoreGrant], ask: CoreAsk, asker: Asker
         devices=ask.devices,
         evidence=table.evidence,
     )
+
+
+def lasting_refusal(refusal: Refused, host: CoreHost, ask: CoreAsk, asker: Asker) -> Refused:
+    """Return a refusal that holds whatever ends on the host, or on any host, if there is one; else this one."""
+    never = why_never(ask)
+    if never is not None:
+        return never
+    try:
+        decide(host, (), ask, asker, [])
+    except Refused as here:
+        here.message = f"{host.name} can never grant it: {here.message}"
+        here.hint = "Ask for less, or run it on another host."
+        here.data["never_here"] = True
+        return here
+    return refusal
 
 
 def why_never(ask: CoreAsk) -> Refused | None:
@@ -215,8 +230,9 @@ class _HostTable:
             free = [core for core in allowed if core not in words and core not in chosen]
             if not free:
                 asked = f"{wanted} core{'s' * (wanted > 1)} asked of {self._host.name}, {len(chosen)} free"
+                taken = ", ".join(words[core] for core in allowed if core in words)
                 raise LeaseRefused(
-                    f"{asked}: {', '.join(words[core] for core in allowed if core in words)}",
+                    f"{asked}: {taken or f'it may use only cores {core_list(set(allowed))} there'}",
                     hint="Wait until a lease ends, ask for fewer cores, or run it on another host.",
                     lease_id=asker.sched_id,
                     proofs=["no_housekeeping_core"],

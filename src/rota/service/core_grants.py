@@ -95,7 +95,7 @@ class CoreGrants:
             try:
                 granted: CoreGrant | Refused = admission.decide(host, live, ask, asker, record)
             except Refused as refusal:
-                granted = admission.why_never(ask) or refusal
+                granted = admission.lasting_refusal(refusal, host, ask, asker)
             for fact in record:
                 append(tx, fact, now=now)
             if isinstance(granted, CoreGrant):

@@ -64,7 +64,7 @@ class CoreRefusals:
         if sched_id not in self._lately:
             return None
         at, event = self._lately[sched_id]
-        reason, held_by = event.reason, event.held_by
+        reason, held_by, never = event.reason, event.held_by, False
         asked = asked_of(event)
         if asked is not None and self._decides(key := msgspec.json.encode(asked)):
             if key not in self._decided:
@@ -72,8 +72,11 @@ class CoreRefusals:
             refused = self._decided[key]
             if refused is None:
                 return None
-            reason, held_by = refused.message, holders(self._live[event.host], sched_id)
-        return CoreRefusal(sched_id=sched_id, host_name=event.host_name, at=at, reason=reason, held_by=held_by)
+            reason, never = refused.message, bool(refused.data.get("never_here"))
+            held_by = () if never else holders(self._live[event.host], sched_id)
+        return CoreRefusal(
+            sched_id=sched_id, host_name=event.host_name, at=at, reason=reason, held_by=held_by, never=never
+        )
 
     def _decides(self, key: bytes) -> bool:
         return key in self._decided or len(self._decided) < DECIDED_MAX
@@ -86,5 +89,6 @@ class CoreRefusals:
         try:
             admission.decide(host, self._live[host.key], asked.ask, asker, [])
         except Refused as refusal:
-            return refusal
+            lasting: Refused = admission.lasting_refusal(refusal, host, asked.ask, asker)
+            return lasting
         return None

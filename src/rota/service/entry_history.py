@@ -112,7 +112,8 @@ def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR09
         case events.LedgerCharged(sched_id=charged) if charged == sched_id:
             return f"used {amounts_text(event.amounts)}"
         case events.CoresGranted(sched_id=granted, leased=leased) if granted == sched_id:
-            return f"granted cores {', '.join(map(str, leased))} for itself" if leased else "granted its cpu settings"
+            cores = f"core{'s' * (len(leased) > 1)} {', '.join(map(str, leased))}"
+            return f"granted {cores} for itself" if leased else "granted its cpu settings"
         case events.CoresRefused(sched_id=refused) if refused == sched_id:
             return "refused the cores that it asked for"  # who has them is not for every reader
         case events.CoresReturned(sched_ids=ids) if sched_id in ids:

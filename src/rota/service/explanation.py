@@ -407,7 +407,9 @@ def _suggestions(
     against: WorkerReason | None,
 ) -> Iterator[Suggestion]:
     """The smallest change for each blocking reason; for the order one change is enough."""
-    if isinstance(against, reasons.CoresRefused | reasons.NotPlaced):  # else it would only be refused again
+    if isinstance(against, reasons.CoresRefused) and against.never:
+        yield Suggestion("start a worker on a host that has the cores, or ask for less")
+    elif isinstance(against, reasons.CoresRefused | reasons.NotPlaced):  # else it would only be refused again
         yield Suggestion(against.remedy)
     yield from suggestions_for(dry_run, row, blocking)
     if any(isinstance(reason, reasons.NoSlot) for reason in result.ordering):

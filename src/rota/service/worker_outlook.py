@@ -56,6 +56,7 @@ class WorkerOutlook:
                 host_name=refusal.host_name,
                 held_by=refusal.held_by[:NAMED_MAX],
                 refused_at=refusal.at,
+                never=refusal.never,
             )
         problem = self._problem(kind)
         if problem is not None:

@@ -91,14 +91,16 @@ def cpu_warnings(fleet: Fleet) -> Iterator[str]:
             whose = "" if project is None else f"that of project {project} "
             yield f"{key}: {whose}is not enforced for {_NOT_ENFORCED[where]}"
             continue
+        has_no_core = cpu.core_set is not None and not cpu.core_set & usable
         if cpu.core_set is not None and (missing := cpu.core_set - usable):
-            yield f"{key}.cores: this machine has no core {core_list(missing)}; usable cores: {core_list(usable)}"
+            text = f"{key}.cores: this machine has no core {core_list(missing)}; usable cores: {core_list(usable)}"
+            yield f"{text}, so its runs will fail here" if has_no_core else text
         if cpu.budget is not None and cpu.budget.cores > len(usable):
             yield f"{key}.quota: {cpu.quota} is {cpu.budget.cores:g} cores, and it can use {len(usable)} here: no limit"
         if cpu.core_set is not None and within is not None and not cpu.core_set & within:
             yield f"{key}.cores: its project allows cores {core_list(within)} only, so its runs will fail"
-        elif why := why_never_leased(cpu, usable, within):
-            yield f"{key}.lease: {why}, so it never runs"
+        elif not has_no_core and (why := why_never_leased(cpu, usable, within)):
+            yield f"{key}.lease: {why}, so it never runs on {this_host().name}: it waits for another host"
         if never := _why_never_reserved(cpu):
             yield f"{key}.realtime: no core can reserve {cpu.realtime} ({never}), so its runs will fail"
     for name, agent in fleet.graph_agents.items():
