@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,19 @@ def test_as_json_it_has_every_number(path: str) -> None:
     assert status["hosts"][0]["grants"][0]["open_cores"] == [0]
     assert [one["held_by"] for one in status["refused"]] == [[1]]
     assert [one["unit"] for one in status["contexts"]] == ["cpu_ms"]
+
+
+def test_a_grant_of_cores_that_others_may_use_too_says_which(path: str) -> None:
+    kernel = Kernel(store.open(path))
+    ids = [kernel.queue.enqueue(ScheduleSpec(kernel.agents.create(f"pinned {n}"))) for n in range(2)]
+    tokens = [entry.token or 0 for entry in kernel.queue.claim(worker_id="w", max_n=2)]
+    for sched_id, token, cores in zip(ids, tokens, ("0", "0-2"), strict=True):
+        ask = CoreAsk(cpu=CpuSettings(cores=cores))
+        CoreGrants(kernel).grant(sched_id, token, CoreHost(key="boot-2", name="large", cores=(0, 1, 2)), ask)
+    kernel.store.close()
+    shown = CliRunner().invoke(app, ["cpu", "status", "--store", path], env={"COLUMNS": "200"})
+    assert re.search(r"pinned 0 +core 0 ", shown.output)
+    assert re.search(r"pinned 1 +one of cores 0-2 ", shown.output)
 
 
 def test_an_empty_store_says_so(tmp_path: Path) -> None:

@@ -229,6 +229,17 @@ def test_a_run_asks_for_the_cores_that_project_and_agent_share_with_a_lease_or_w
         asked({"cores": "0-3"}, cores="3-5", lease=2)
 
 
+def test_changed_cores_are_not_for_a_run_that_has_leased_some() -> None:
+    cpu = asked({"cores": "0-3"}, cores="2-3", lease=1)
+    changed = CpuSettings(cores="0-1", quota="20ms/100ms", realtime="fifo:3")
+    other = cpu.changed(cpu.owners[1]._replace(cpu=changed))
+    assert (other.own.cores, other.allowed) == ("0-1", frozenset({0, 1}) & USABLE)
+    leased = msgspec.structs.replace(cpu, leased=frozenset({3}))
+    same = leased.changed(leased.owners[1]._replace(cpu=changed)).changed(leased.owners[0]._replace(cpu=changed))
+    assert [owner.cpu.cores for owner in same.owners] == ["0-3", "2-3"]
+    assert (same.own.cores, same.own.lease, same.own.quota, same.own.realtime) == ("3", 1, "20ms/100ms", None)
+
+
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="a lease needs two cores")
 @pytest.mark.parametrize("use_groups", [pytest.param(True, marks=needs_groups), False])
 def test_a_program_whose_cores_are_leased_by_others_is_kept_off_them_and_says_where_it_runs(

@@ -20,7 +20,7 @@ def test_leases_refusals_and_budgets_of_cpu_time_are_shown(operator: Page, share
         (first, token), (second, other) = running(client, pid), running(client, pid)
         client.cores.grant(first, token, BOX, CoreAsk(cpu=CpuSettings(lease=1)))
         with pytest.raises(LeaseRefused):
-            client.cores.grant(second, other, BOX, CoreAsk(cpu=CpuSettings(lease=1)))
+            client.cores.grant(second, other, BOX, CoreAsk(cpu=CpuSettings(lease=2)))  # also when the first has ended
         client.queue.put_back(second, token=other, delay_s=600)
         client.contexts.create(bound_to="name", bound_id="web-cpu", budget=500, period_s=60, unit="cpu_ms")
     operator.goto(f"{shared.board.url}/cores")

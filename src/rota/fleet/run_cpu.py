@@ -98,9 +98,10 @@ class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
     def changed(self, owner: CpuOwner) -> RunCpu:
         """Return what it may use after the settings of its project or its agent were changed.
 
-        What is for each run (lease, class, realtime) stays as it began.
+        What is for each run (lease, class, realtime) stays as it began, and so do the cores if it has leased some.
         """
-        owners = tuple(_changed(each, owner) if each.key == owner.key else each for each in self.owners)
+        stays = ("lease", "class_", "realtime") if self.leased is None else ("lease", "class_", "realtime", "cores")
+        owners = tuple(_changed(each, owner, stays) if each.key == owner.key else each for each in self.owners)
         cpu_of = {each.key.partition(":")[0]: each.cpu for each in owners}
         merged = _merged(cpu_of.get("agent", CpuSettings()), cpu_of.get("project", CpuSettings()))
         cores, lease = merged.cores, self.own.lease
@@ -194,9 +195,9 @@ def run_cpu(
     return RunCpu(owners=tuple(owners), usable=usable, own=own)
 
 
-def _changed(began: CpuOwner, owner: CpuOwner) -> CpuOwner:
-    """Return the changed settings of an owner, with what is for each run as the run began."""
-    kept = {field: getattr(began.cpu, field) for field in ("lease", "class_", "realtime")}
+def _changed(began: CpuOwner, owner: CpuOwner, stays: tuple[str, ...]) -> CpuOwner:
+    """Return the changed settings of an owner, with those that stay as the run began."""
+    kept = {field: getattr(began.cpu, field) for field in stays}
     return owner._replace(cpu=msgspec.structs.replace(owner.cpu, **kept))
 
 

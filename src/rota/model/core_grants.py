@@ -15,7 +15,7 @@ import msgspec
 from rota.errors import ContextInvalid
 from rota.model.budgets import CORES_MAX, SchedulingContext
 from rota.model.checks import Checks
-from rota.model.cpu import CpuSettings
+from rota.model.cpu import CpuSettings, core_list
 
 __all__ = [
     "NO_STORE",
@@ -152,6 +152,9 @@ class CoreGrant(msgspec.Struct, frozen=True, kw_only=True):
             yield f"at most {self.quota_us / 1e3:g} ms in {self.quota_period_us / 1e3:g} ms"
         if self.latency_class != "normal":
             yield f"class {self.latency_class}"
+        promises = self.island or self.leased or self.reserved or self.quota_us or self.latency_class != "normal"
+        if not promises and self.allowed:  # it has named its cores, so that no lease takes all of them
+            yield f"one of cores {core_list(set(self.allowed))}" if len(self.allowed) > 1 else f"core {self.allowed[0]}"
 
 
 class CoreRefusal(msgspec.Struct, frozen=True, kw_only=True):

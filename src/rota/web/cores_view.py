@@ -44,7 +44,7 @@ def grant_row(grant: CoreGrant, now: float) -> dict[str, Any]:
         "agent": grant.owner,
         "project": grant.project_id or "–",
         "host": grant.host_name,
-        "granted": "; ".join(grant.sentences()) or "its share",
+        "granted": "; ".join(grant.sentences()),
         "weight": "–" if grant.weight is None else f"{grant.weight:g}",
         "since": when(grant.granted_at, now),
         "links": {"entry": f"/entry/{grant.sched_id}"},
