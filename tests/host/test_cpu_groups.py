@@ -218,8 +218,10 @@ def test_a_group_is_kept_off_its_cores_while_runs_elsewhere_have_leased_all_of_t
     groups.change(owner("p"))
     groups.set_open(lower)  # a run of another agent of this project has leased it
     owner_of_lease = groups.enter([owner("p"), owner("b", cores=high)], GroupLimits(cores=upper))
-    assert cores_of(above(agent), agent) == [every, others]
-    assert cores_of(above(owner_of_lease), owner_of_lease) == [high, high]
+    assert cores_of(above(agent), agent, owner_of_lease) == [every, others, high]
+    groups.change(owner("p", cores=high))
+    groups.change(owner("a"))
+    assert cores_of(above(agent), agent, owner_of_lease) == [every, every, high]  # affinity keeps its run off
     assert groups.not_in_force([*names, owner("b")]) == {}
     for each in (run, owner_of_lease):
         groups.leave(each)

@@ -18,9 +18,9 @@ from the bottom up what it is to have.
     project 80 → 40 of 100 ms, agent asks 60       project 80, agent 60        agent 40, project 40
     project 40 → 80 of 100 ms                      project 80, agent 60        agent 60, project 80
 
-A group whose cores are all leased by runs outside it gets the open cores of the group above until one is returned. A
-run keeps the cores that it has leased, so the groups above it have them too. A group that has open cores besides leased
-ones keeps both: affinity keeps its processes off the leased ones (confinement.py).
+A group whose cores are all leased gets the open cores of the group above until one is returned. A run keeps the cores
+that it has leased, so the groups above it have them too. A group that has open cores besides leased ones has both:
+affinity keeps its processes off the leased ones (confinement.py).
 
 Without control groups the settings are approximated for each process, which is less, and `cpu_enforcement.py` says so:
 
@@ -286,12 +286,11 @@ class CpuGroups:
             yield from self._limits_below(one, room.below(limits))
 
     def _fitted(self, asked: GroupLimits, room: CpuRoom, leased: frozenset[int]) -> GroupLimits:
-        """Return as much of some limits as there is room for, off the cores that runs elsewhere have leased."""
+        """Return as much of some limits as there is room for, with an open core for the runs that have leased none."""
         limits = fitted(asked, room)
-        if limits.cores is None:
+        if limits.cores is None or asked.weight is None:  # a run, whose cores are leased, has no weight
             return limits
-        is_open = limits.cores & (self._open | leased)
-        cores = limits.cores if is_open else room.cores & self._open
+        cores = limits.cores if limits.cores & self._open else room.cores & self._open
         return msgspec.structs.replace(limits, cores=(cores | leased & room.cores) or limits.cores)
 
     def _room(self, above: _Node | None) -> CpuRoom:
