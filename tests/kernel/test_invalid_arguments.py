@@ -335,6 +335,10 @@ VERBS |= {
         lambda world: world.kernel.supervision.began,
         {"sched_id": RUNNING, "token": 0, "slot": "s", "runner": "command", "os_pid": 7},
     ),
+    "supervision.settings_changed": (
+        lambda world: world.kernel.supervision.settings_changed,
+        {"sched_id": RUNNING, "token": 0},
+    ),
     "supervision.checkpoint": (
         lambda world: world.kernel.supervision.checkpoint,
         {"sched_id": RUNNING, "token": 0, "state": {}},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rota.errors import LedgerInvalidAmount, SchedInvalidPayload, SchedUnknownId, StaleClaim
-from rota.kernel import RunReport, ScheduleSpec
+from rota.kernel import KernelState, RunReport, ScheduleSpec
 from rota.kernel.turn import TurnResult
 from rota.model.work import ReadyEntry
 from tests.kernel.world import START, World
@@ -243,7 +243,7 @@ def test_a_result_takes_the_place_of_the_checkpoint(world: World) -> None:
     assert world.queue.get(sched_id).result == "all of it"
 
 
-@pytest.mark.parametrize("verb", ["checkpoint", "began", "rest"])
+@pytest.mark.parametrize("verb", ["checkpoint", "began", "settings_changed", "rest"])
 def test_a_worker_that_lost_its_claim_can_change_nothing(world: World, verb: str) -> None:
     sched_id = world.put(world.agent())
     entry = began(world, claim_timeout_s=5.0)
@@ -253,6 +253,7 @@ def test_a_worker_that_lost_its_claim_can_change_nothing(world: World, verb: str
     calls: dict[str, Callable[[], object]] = {
         "checkpoint": lambda: supervision.checkpoint(sched_id, token, {}),
         "began": lambda: supervision.began(sched_id, token, slot="s", runner="command"),
+        "settings_changed": lambda: supervision.settings_changed(sched_id, token, enforced=["weight = 2"]),
         "rest": lambda: supervision.rest(sched_id, token, waiting=True),
     }
     cursor = world.journal.cursor()
@@ -269,6 +270,23 @@ def test_a_quarantined_agent_is_paused_and_the_journal_says_until_when(world: Wo
     assert [agent.pid for agent in world.agents.paused("quarantine")] == [pid]
     (fact,) = [event for event in world.journal.tail(pid=pid) if event.kind == "kernel.run.quarantined"]
     assert fact.payload == {"failures": 5, "until_at": START + 600}
+
+
+def test_new_metadata_of_a_project_end_the_quarantine_of_its_agents_whose_settings_are_invalid(world: World) -> None:
+    for name in ("lab", "other"):
+        world.projects.create(name)
+    mine, failing, theirs = (world.agent(name, project_id=name) for name in ("lab", "lab", "other"))
+    for pid in (mine, theirs):
+        world.kernel.supervision.quarantine(pid, reason="its project has invalid settings")
+    world.kernel.supervision.quarantine(failing, 5, START + 600)
+    entries = [world.put(pid) for pid in (mine, failing, theirs)]
+    world.projects.update("lab", name="Lab")
+    assert turn(world, max_n=3).entries == []
+    world.projects.update("lab", metadata={"cpu": {"weight": 2.0}})
+    assert [entry.sched_id for entry in turn(world, max_n=3).entries] == entries[:1]
+    assert [agent.pid for agent in world.agents.paused("quarantine", prefix=True)] == [failing, theirs]
+    tables, journal = world.store.read(lambda tx: (KernelState.from_tables(tx), KernelState.from_journal(tx)))
+    assert journal.at(world.now) == tables.at(world.now)
 
 
 # --- children --------------------------------------------------------------------------------------
