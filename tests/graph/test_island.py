@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,7 +211,11 @@ def test_the_entry_of_an_island_ends_as_its_graph_did(
     more = f"  - {{id: play, type: sound, {at}, trigger_policy: {{type: manual}}}}\n"
     file.write_text(FILE.replace("BUDGET", "100") + more)
     words = ["graph", "run", str(file), "--store", database, "-c", str(module), "--input", "tick=1"]
-    assert CliRunner().invoke(app, words).exit_code == code
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    try:
+        assert CliRunner().invoke(app, words).exit_code == code
+    finally:
+        signal.signal(signal.SIGINT, before)
     kernel = Kernel(store.open(database))
     entry = kernel.queue.get(1)
     assert (entry.exit_kind, entry.state) == (exit_kind, "completed")
