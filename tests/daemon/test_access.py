@@ -15,13 +15,16 @@ from rota.clock import ManualClock
 from rota.errors import (
     Forbidden,
     InvalidInput,
+    InvalidPayload,
     LockedOut,
     SchedUnknownId,
     StoreUnavailable,
     Unauthenticated,
     UnknownPid,
 )
+from rota.fleet import request_reload
 from rota.kernel import Kernel, ScheduleSpec
+from rota.model.events import FleetReloadRequested
 from rota.rpc import connect
 from rota.rpc.authorization import Principal, authorize
 from rota.rpc.daemon.lockout import Lockout
@@ -112,6 +115,20 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(path, limits=DaemonLimits(failures_max=100_000)) as served:
         TOKENS.update({scope: make_token(served.path, scope) for scope in SCOPES})
         yield served
+
+
+def test_an_operator_may_ask_a_fleet_to_reload_and_a_worker_may_not(served: Served) -> None:
+    """What a reload applies, an agent may have written: its worker, or its run, cannot have it applied."""
+    worker, operator = make_token(served.path, "work"), make_token(served.path, "operate")
+    with connect(served.url, token=worker) as client:
+        with pytest.raises(Forbidden, match="needs scope operate"):
+            request_reload(client, "ann", "night")
+        with pytest.raises(InvalidPayload, match="must not begin with .kernel"):
+            client.journal.append(None, FleetReloadRequested.kind, {"by": "ann", "fleet": "night"})
+    with connect(served.url, token=operator) as client:
+        event_id = request_reload(client, "ann", "night")
+        (event,) = client.journal.tail(event_id - 1, kinds=(FleetReloadRequested.kind,))
+    assert event.payload == {"by": "ann", "fleet": "night"}
 
 
 # --- projects ------------------------------------------------------------------------------------

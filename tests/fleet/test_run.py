@@ -17,11 +17,12 @@ import pytest
 from rota import store
 from rota.errors import WorkerExists
 from rota.fleet.config.loader import load_fleet
-from rota.fleet.fleet_run import RELOAD_KIND, FleetRun, request_reload
+from rota.fleet.fleet_run import FleetRun, request_reload
 from rota.host.cgroup_files import FILES_BY_VERSION
 from rota.host.cgroup_mounts import hierarchies
 from rota.host.cgroups import Cgroups
 from rota.kernel import Kernel, ScheduleSpec
+from rota.model.events import FleetReloadRequested
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 from rota.service.entry_reports import entry_report
@@ -283,7 +284,7 @@ def test_a_reload_that_nobody_would_do_is_refused(tmp_path: Path) -> None:
         assert done.returncode == 3
         assert "no supervisor is running at the store of fleet" in done.stderr
         assert "rota run " in done.stderr
-        assert not fleet.api.journal.tail(kinds=(RELOAD_KIND,))
+        assert not fleet.api.journal.tail(kinds=(FleetReloadRequested.kind,))
 
 
 def _reload(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -538,6 +538,11 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         None,
         [("good", "run r1 of graph g succeeded")],
     ),
+    (
+        events.FleetReloadRequested(by="ann", fleet="night"),
+        None,
+        [("quiet", "ann asked for a reload of fleet night")],
+    ),
     (events.FleetReloaded(), None, [("plain", "the fleet file was reloaded")]),
 ]
 

@@ -35,16 +35,15 @@ from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.fleet.triggers import Triggers
 from rota.fleet.worker_lock import hold_worker_id
 from rota.model.agent_names import agent_in_project
-from rota.model.events import Event
+from rota.model.events import Event, FleetReloadRequested
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
 from rota.service.store_policies import FORGET
 from rota.store.addresses import host_path, is_postgres
 
-__all__ = ["RELOAD_KIND", "FleetRun", "request_reload", "use_policy"]
+__all__ = ["FleetRun", "request_reload", "use_policy"]
 
-RELOAD_KIND = "fleet.reload"  # the kind of event that requests a reload from every supervisor of a fleet
 COMPARE_AFTER_S = 2.0  # after a reload: then the other supervisors have reloaded too
 _OWN_FIELDS = ("store", "slots", "worker_id", "logs", "logs_max", "logs_bytes_max")  # each supervisor has its own
 _DIGEST_CHARS = 16
@@ -57,7 +56,7 @@ _log = logging.getLogger("rota.fleet")
 
 def request_reload(api: SchedulerApi, by: str, title: str | None = None) -> int:
     """Ask the supervisors of a fleet (default: of all fleets on the store) to reload; return the event's id."""
-    return api.journal.append(None, RELOAD_KIND, {"by": by, "fleet": title})
+    return api.journal.record(FleetReloadRequested(by=by, fleet=title))
 
 
 class FleetRun:
@@ -151,7 +150,7 @@ class FleetRun:
         return SupervisorSettings(**(settings | self._overrides))
 
     def _reload_on_request(self, events: Sequence[Event]) -> None:
-        asked = [event for event in events if event.kind == RELOAD_KIND]
+        asked = [event for event in events if event.kind == FleetReloadRequested.kind]
         ours = [event.event_id for event in asked if event.payload.get("fleet") in (None, self.fleet.title)]
         if ours:
             self.reload(ours[-1])
@@ -283,7 +282,7 @@ def _digest(fleet: Fleet) -> str:
 class _FleetTask:
     """The background task of a fleet: fires triggers and reloads the file on request."""
 
-    kinds = (RELOAD_KIND,)
+    kinds = (FleetReloadRequested.kind,)
 
     def __init__(
         self,

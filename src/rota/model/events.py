@@ -865,6 +865,14 @@ class WorkerLost(EventData, frozen=True, kw_only=True):
     incarnation: str = ""
 
 
+class FleetReloadRequested(EventData, frozen=True, kw_only=True):
+    """The supervisors of a fleet, or of all fleets of the store, are asked to read their file again."""
+
+    kind = "kernel.fleet.reload_requested"
+    by: str
+    fleet: str | None = None  # its name; None: all fleets
+
+
 class FleetReloaded(EventData, frozen=True, kw_only=True):
     """The fleet file was reloaded."""
 

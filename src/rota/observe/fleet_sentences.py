@@ -266,6 +266,11 @@ def _failed_over(_data: events.StoreFailedOver, _event: Event, _names: EntityNam
     yield "bad", "the database was replaced by a standby or a backup: live claims are taken back, commits may be lost"
 
 
+def _reload_requested(data: events.FleetReloadRequested, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    which = "of all fleets" if data.fleet is None else f"of fleet {data.fleet}"
+    yield "quiet", f"{data.by} asked for a reload {which}"
+
+
 def _reloaded(_data: events.FleetReloaded, _event: Event, _names: EntityNames) -> Iterator[Line]:
     yield "plain", "the fleet file was reloaded"
 
@@ -443,6 +448,7 @@ FLEET_SENTENCES: Describers = {
     events.ClockJumped: _jumped,
     events.StoreFailedOver: _failed_over,
     events.FleetReloaded: _reloaded,
+    events.FleetReloadRequested: _reload_requested,
     events.StoreMigrated: _migrated,
     events.JournalCheckpointed: _checkpointed,
     events.RowsPruned: _pruned,
