@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import StoreUnavailable
+from rota.fleet.fleet_run import TRIGGERING_MAX, FileComparison, FleetTask
 from rota.fleet.triggers import EVENTS_MAX, LATE_MAX_S, Triggers
 from rota.kernel import Completion
 from rota.model.events import TriggerFired
 from rota.model.work import ReadyEntry
+from rota.service.dispatcher import Dispatcher
 from tests.fleet.support import START, FleetHarness
 from tests.store.world import Caller
 
@@ -425,6 +427,22 @@ def test_a_paused_agent_is_enqueued_too(harness: FleetHarness) -> None:
     triggers = harness.triggers(MINUTELY)
     harness.api.agents.pause(harness.agent("reader").pid, "anna")
     assert [each.created for each in harness.fire_due(triggers, NEXT_MINUTE)] == [True]
+
+
+def test_a_supervisor_that_stops_leaves_a_backlog_of_events_to_the_next_one(harness: FleetHarness) -> None:
+    first = harness.triggers(ON_EVENT)
+    for _ in range(2 * TRIGGERING_MAX):
+        harness.api.journal.append(None, "news.one")
+    _task_of(harness, first, is_stopping=True).on_events(())
+    assert len(harness.entries("reader")) == TRIGGERING_MAX
+    following = Triggers(harness.api, harness.clock, harness.fleet(ON_EVENT))
+    _task_of(harness, following, is_stopping=False).on_events(())
+    assert len(harness.entries("reader")) == 2 * TRIGGERING_MAX
+
+
+def _task_of(harness: FleetHarness, triggers: Triggers, *, is_stopping: bool) -> FleetTask:
+    dispatcher = Dispatcher(harness.api, "strict")
+    return FleetTask(dispatcher, triggers, FileComparison(dispatcher), list, lambda: None, lambda: is_stopping)
 
 
 def test_a_firing_is_repeated_after_a_store_failure(harness: FleetHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ progress keeps the settings it started with; the agent's next run has the new on
 nothing, and the log says what is wrong with it.
 
 Supervisors of one fleet are meant to have the same file, on one host or on many. Each notes in the store which file it
-has applied, and logs a warning if another one that is alive has applied a different one (`_FileComparison`).
+has applied, and logs a warning if another one that is alive has applied a different one (`FileComparison`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from rota.store.addresses import host_path, is_postgres
 
 __all__ = ["FleetRun", "request_reload", "use_policy"]
 
+TRIGGERING_MAX = 100  # events that triggers handle together: a supervisor that stops does so between two such batches
 COMPARE_AFTER_S = 2.0  # after a reload: then the other supervisors have reloaded too
 _OWN_FIELDS = ("store", "slots", "worker_id", "logs", "logs_max", "logs_bytes_max")  # each supervisor has its own
 _DIGEST_CHARS = 16
@@ -69,7 +70,7 @@ class FleetRun:
         with self._worker_lock(), self._worker_id_on_hosts():
             pass  # a fleet that is started twice by mistake is refused before it changes the store
         call_through_outage(api.clock, api.journal.cursor, lambda: False)  # its daemon may be started after it
-        self._comparison = _FileComparison(api)
+        self._comparison = FileComparison(api)
         put_on_path(fleet.folder)
         use_policy(api, fleet)
         self._comparison.start(fleet)
@@ -79,9 +80,8 @@ class FleetRun:
         self._hook_pids = _hook_pids(api, fleet)
         self._hook_loop = self.supervisor.serve_hooks(lambda: self._hook_pids)
         self._triggers = Triggers(api, api.clock, fleet, fleet.shown_store)
-        self.supervisor.add_background_task(
-            _FleetTask(api, self._triggers, self._comparison, self._reload_on_request, self._hook_loop.nudge)
-        )
+        steps = (self._reload_on_request, self._hook_loop.nudge, lambda: self.supervisor.is_stopping)
+        self.supervisor.add_background_task(FleetTask(api, self._triggers, self._comparison, *steps))
 
     def run(self, *, until_idle: bool | IdleRule = False, handles_signals: bool = False) -> RunSummary:
         """Run the fleet; return what was done and, with `until_idle`, what is left."""
@@ -219,7 +219,7 @@ class _AppliedFile(msgspec.Struct, frozen=True):
     reload_id: int = 0  # the event that asked for it; 0: the supervisor started
 
 
-class _FileComparison:
+class FileComparison:
     """Compares the file of a supervisor with what another one has applied.
 
     When it starts, with the last one. When all reload, each replaces the note of the one before; a moment later, those
@@ -279,7 +279,7 @@ def _digest(fleet: Fleet) -> str:
     return hashlib.sha256(text).hexdigest()[:_DIGEST_CHARS]
 
 
-class _FleetTask:
+class FleetTask:
     """The background task of a fleet: fires triggers and reloads the file on request."""
 
     kinds = (FleetReloadRequested.kind,)
@@ -288,10 +288,12 @@ class _FleetTask:
         self,
         api: SchedulerApi,
         triggers: Triggers,
-        comparison: _FileComparison,
+        comparison: FileComparison,
         reload_on_request: Callable[[Sequence[Event]], None],
         nudge_hooks: Callable[[], None],
+        is_stopping: Callable[[], bool],
     ) -> None:
+        self._is_stopping = is_stopping
         self._api = api
         self._triggers = triggers
         self._comparison = comparison
@@ -302,11 +304,13 @@ class _FleetTask:
         self._reload_on_request(events)
         # triggers read the journal from their own cursor, which is kept across restarts
         while self._triggers.wants_events and (end := self._api.journal.cursor()) > self._triggers.cursor:
-            new = self._api.journal.tail(self._triggers.cursor, kinds=self._triggers.kinds)
+            new = self._api.journal.tail(self._triggers.cursor, TRIGGERING_MAX, kinds=self._triggers.kinds)
             if not new:
                 self._triggers.skip_to(end)
             elif self._triggers.fire_for(new):
                 self._nudge_hooks()
+            if self._is_stopping():  # a backlog is left to the next supervisor, which goes on from the cursor
+                return
 
     def due_in_s(self) -> float | None:
         waits = (self._triggers.due_in_s(), self._comparison.due_in_s())

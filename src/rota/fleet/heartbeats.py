@@ -164,7 +164,7 @@ class Heartbeats:
                 run.stop("fenced")
 
     def _read_journal(self, cursor: int) -> None:
-        while self._cursor < cursor:
+        while self._cursor < cursor and not self._is_over:
             events = self._api.journal.tail(self._cursor, READ_MAX, kinds=self._kinds)
             self._stop_cancelled(events)
             self._stop_over_budget(events)

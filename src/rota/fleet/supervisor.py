@@ -256,11 +256,13 @@ class Supervisor:
 
     def _on_idle(self, check: IdleCheck, heartbeats: Heartbeats) -> bool:
         """Decide whether the first slot loop, which has nothing to do, goes on; wait before it does."""
-        if not self._is_stopping():
+        if not self.is_stopping:
             heartbeats.catch_up()  # triggers may have something to enqueue
-        return check.goes_on(lambda: any(loop.is_busy for loop in self._loops), self._is_stopping)
+        return check.goes_on(lambda: any(loop.is_busy for loop in self._loops), lambda: self.is_stopping)
 
-    def _is_stopping(self) -> bool:
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it claims nothing more: it drains, or its store is gone."""
         return self._is_draining or self._replaced is not None
 
     def _make_heartbeats(self) -> Heartbeats:

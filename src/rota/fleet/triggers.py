@@ -11,7 +11,8 @@
 **No firing is lost or repeated.** A note in the store holds the progress: the last instant of each timed trigger and
 the last event that was handled. It is written after the entries are durable. A supervisor that dies in between fires
 again under the same keys, which creates nothing new. Events that fire nothing advance the note every `EVENTS_MAX`
-events, so that a restart does not read the whole journal again.
+events, so that a restart does not read the whole journal again. A supervisor that is asked to stop leaves a backlog of
+events to the next one (fleet_run.py).
 
 **Two clocks.** A cron trigger follows the wall clock: it fires when that reaches an instant, and if it is put back, not
 again at the same one. An interval has a time of its own, which starts as the wall clock's and then only advances, with
