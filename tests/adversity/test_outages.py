@@ -101,6 +101,45 @@ def test_a_component_that_charges_waits_for_the_daemon(tmp_path: Path, caplog: p
             assert line.used == 3
 
 
+def test_a_charge_of_a_component_whose_response_was_lost_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run that its own process executes: the charge was counted the first time, and was not the second time."""
+    calls: list[str] = []
+
+    @component("outage.use")
+    def use(context: GraphContext) -> int:
+        context.charge(tokens=3)
+        return context.charge(tokens=4)["tokens"]
+
+    nodes = [node(use, "use"), node(add, "far", on="any_input", lane="far")]
+    plan, registry = compile_world(nodes, [wire("use.out > far.value", **ASYNC)], lanes=LANES, budget={"tokens": 10})
+    with serving(str(tmp_path / "rota.db"), http=False) as served, connect(served.unix) as client:
+        charge = client.ledger.charge_graph
+
+        def lose(run_id: str, amounts: dict[str, int], **options: Any) -> Any:
+            calls.append(options["key"])
+            found = charge(run_id, amounts, **options) if len(calls) != 3 else None
+            if len(calls) in (1, 3):
+                raise StoreUnavailable("the response was lost", may_be_executed=True)
+            return found
+
+        monkeypatch.setattr(client.ledger, "charge_graph", lose)
+        options = RuntimeRunnerOptions(durable=DurableRuns(client), run_id="r1")
+        assert RuntimeRunner(plan, registry, options).run().errors == ()
+        (line,) = client.ledger.graph_budgets("r1")
+    assert line.used == 7
+    assert (calls[0], calls[2]) == (calls[1], calls[3])
+    assert len(set(calls)) == 2
+
+
+def test_a_client_repeats_the_charge_of_a_graph_run() -> None:
+    charge = METHODS["kernel.ledger.charge_graph"]
+    bare = charge.params("r1", {"tokens": 1})
+    assert not is_retry_safe(charge, bare)
+    assert is_retry_safe(charge, CallKeys().add_to_params(charge, bare))
+
+
 # --- children ------------------------------------------------------------------------------------
 
 

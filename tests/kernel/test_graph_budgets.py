@@ -55,6 +55,25 @@ def test_a_charge_counts_for_the_node_and_for_the_run(graph: World, pid: int) ->
     check_replay(graph)
 
 
+def test_a_charge_of_a_run_that_has_no_claim_counts_once_per_key(graph: World) -> None:
+    """Of a run that its own process executes; the process that takes it next has keys of its own."""
+    charge = graph.ledger.charge_graph
+    assert [line.used for line in charge(RUN, {"tokens": 5}, node="writer", key="1")] == [5, 5]
+    assert [line.used for line in charge(RUN, {"tokens": 5}, node="writer", key="1")] == [5, 5]
+    charge(RUN, {"tokens": 5}, node="writer", key="2")
+    assert used(graph) == {"": 10, "writer": 10}
+    assert len(graph.rows("SELECT * FROM charge_keys")) == 2
+    graph.kernel.graphs.take(RUN, "report", 1)
+    assert graph.rows("SELECT * FROM charge_keys") == []
+    charge(RUN, {"tokens": 1}, key="1")
+    assert used(graph) == {"": 11, "writer": 10}
+    check_replay(graph)
+    graph.kernel.graphs.cancel(RUN)
+    charge(RUN, {"tokens": 1}, key="3")
+    graph.kernel.graphs.forget(RUN)
+    assert graph.rows("SELECT * FROM charge_keys") == []
+
+
 def test_an_entry_that_was_taken_back_has_counted_once(graph: World, pid: int) -> None:
     """As after kill -9 of its worker: the claim expires, another attempt charges what it uses itself."""
     sched_id = put(graph, pid, "writer")

@@ -252,7 +252,7 @@ VERBS: dict[str, tuple[Callable[[PopulatedWorld], Callable[..., object]], dict[s
     ),
     "ledger.charge_graph": (
         lambda world: world.ledger.charge_graph,
-        {"run_id": "r1", "amounts": {"tokens": 1}, "node": "a", "model": "small"},
+        {"run_id": "r1", "amounts": {"tokens": 1}, "node": "a", "model": "small", "key": "k"},
     ),
     "ledger.set_share_window": (lambda world: world.ledger.set_share_window, {"window_s": 60.0}),
     "queue.set_affinity_wait": (lambda world: world.queue.set_affinity_wait, {"wait_s": 60.0}),

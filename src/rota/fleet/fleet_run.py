@@ -80,8 +80,9 @@ class FleetRun:
         self._hook_pids = _hook_pids(api, fleet)
         self._hook_loop = self.supervisor.serve_hooks(lambda: self._hook_pids)
         self._triggers = Triggers(api, api.clock, fleet, fleet.shown_store)
-        steps = (self._reload_on_request, self._hook_loop.nudge, lambda: self.supervisor.is_stopping)
-        self.supervisor.add_background_task(FleetTask(api, self._triggers, self._comparison, *steps))
+        steps = (self._reload_on_request, self._hook_loop.nudge)
+        task = FleetTask(api, self._triggers, self._comparison, *steps, is_stopping=lambda: self.supervisor.is_stopping)
+        self.supervisor.add_background_task(task)
 
     def run(self, *, until_idle: bool | IdleRule = False, handles_signals: bool = False) -> RunSummary:
         """Run the fleet; return what was done and, with `until_idle`, what is left."""
@@ -291,6 +292,7 @@ class FleetTask:
         comparison: FileComparison,
         reload_on_request: Callable[[Sequence[Event]], None],
         nudge_hooks: Callable[[], None],
+        *,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._is_stopping = is_stopping

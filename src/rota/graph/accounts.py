@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ from rota.clock import Clock
 from rota.errors import ComponentInvalid, LedgerInvalidAmount
 from rota.model.checks import Checks
 from rota.model.graph_budgets import GraphBudgetLine, left_of
-from rota.service.outages import call_through_outage
+from rota.service.outages import call_through_outage, new_charge_key
 
 __all__ = ["ChannelAccount", "ClaimChannel", "MemoryAccount", "RunAccount", "StoreAccount", "lines_for"]
 
@@ -187,24 +188,24 @@ class StoreAccount(MemoryAccount):
         """Store the budgets, once the run is there; those of a resumed run stay as they are."""
         if self._budgets:
             budgets = {node: dict(each) for node, each in self._budgets.items()}
-            self._call(lambda: self._ledger.open_graph_budgets(self._run_id, budgets), repeats=True)
+            self._call(lambda: self._ledger.open_graph_budgets(self._run_id, budgets))
         self.refresh()
 
     def refresh(self) -> None:
         """Read the lines again."""
-        lines = self._call(lambda: self._ledger.graph_budgets(self._run_id), repeats=True)
+        lines = self._call(lambda: self._ledger.graph_budgets(self._run_id))
         self._lines = {(line.node, line.dim): line for line in lines}
 
     def charge(self, node: str, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
         """Record usage of a node in the ledger and return what is left."""
-        charge = self._ledger.charge_graph  # without a key, so it is not repeated if it may have been counted
-        lines = self._call(lambda: charge(self._run_id, dict(amounts), node=node, model=model))
+        charge = partial(self._ledger.charge_graph, node=node, model=model, key=new_charge_key())
+        lines = self._call(lambda: charge(self._run_id, dict(amounts)))
         self._lines = {(line.node, line.dim): line for line in lines}
         return self.remaining(node)
 
-    def _call(self, call: Callable[[], T], *, repeats: bool = False) -> T:
+    def _call(self, call: Callable[[], T]) -> T:
         """Make a call, waiting while the store cannot be reached: that is no fault of the component that counts."""
-        return call_through_outage(self._clock, call, self._is_stopping, repeats=repeats)
+        return call_through_outage(self._clock, call, self._is_stopping, repeats=True)
 
     def acquire(self, name: str, amounts: Mapping[str, int], wait_s: float | None = None) -> str:  # noqa: ARG002
         """Raise: only a claim can hold what it asked a limit for."""

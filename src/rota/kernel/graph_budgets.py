@@ -30,6 +30,7 @@ from rota.model.checks import DIMS_MAX, Checks
 from rota.model.events import GraphBudgetSet, LedgerBreached
 from rota.model.graph_budgets import NODE_CHARS_MAX, GraphAccount, GraphBudgetLine, budget_owner
 from rota.store import Row, Transaction
+from rota.store.statements import budgets as budget_sql
 from rota.store.statements import graph_budgets as sql
 from rota.store.statements import loans as loan_sql
 from rota.store.statements import queue as queue_sql
@@ -41,6 +42,8 @@ __all__ = [
     "count_in",
     "drop",
     "find_run",
+    "forget_charges",
+    "is_new_charge",
     "lines_of_entry",
     "open_lines",
     "read_lines",
@@ -155,6 +158,20 @@ def _line(row: Row) -> GraphBudgetLine:
 
 
 # --- charges -------------------------------------------------------------------------------------
+
+
+def is_new_charge(tx: Transaction, run_id: str, key: str) -> bool:
+    """Remember the key of a charge that has no claim; False if the run has charged with it.
+
+    It is kept under the fence of the run, as those of an entry are under the entry: the negative of it is no entry.
+    """
+    ((_pid, _project_id, fence),) = tx.run(sql.RUN_OWNER, (run_id,))
+    return bool(tx.run(budget_sql.CHARGE_KEY_ADD, (-fence, key)))
+
+
+def forget_charges(tx: Transaction, fence: int) -> None:
+    """Forget the keys of charges that the process with this fence has made."""
+    tx.run(budget_sql.CHARGE_KEYS_REMOVE, (-fence,))
 
 
 def charge_lines(

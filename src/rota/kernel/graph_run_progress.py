@@ -182,6 +182,7 @@ class GraphRunProgress:
     def _take(self, tx: Transaction, run_id: str, sched_id: int | None, now: float) -> GraphRun:
         run = run_from_row(tx.run(sql.RUN_INFO, (run_id,))[0])
         check_readable(run)
+        graph_budgets.forget_charges(tx, run.fence)
         fence = self._record_taken(tx, run, now)
         tx.run(sql.RUN_TAKE, (run_id, fence, now, sched_id))
         return run_from_row(tx.run(sql.RUN_GET, (run_id,))[0])
@@ -266,7 +267,8 @@ class GraphRunProgress:
 
     def _end(self, tx: Transaction, run_id: str, status: GraphRunStatus, body: str | None, error: str | None) -> None:
         now = self._env.read_clock(tx)
-        for pid, graph in tx.run(sql.RUN_END, (run_id, status, body, error, now)):
+        for pid, graph, fence in tx.run(sql.RUN_END, (run_id, status, body, error, now)):
+            graph_budgets.forget_charges(tx, fence)
             shown = None if error is None else error[:NOTE_CHARS_MAX]
             event = GraphRunEnded(run_id=run_id, graph=graph, status=status, error=shown)  # type: ignore[arg-type]  # checked
             append(tx, event, now=now, pid=pid, correlation_id=run_id)

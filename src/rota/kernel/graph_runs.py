@@ -230,8 +230,9 @@ class GraphRuns(GraphRunProgress):
             if run is not None and run.sched_id is not None and run.status not in ENDED:
                 hint = f"Cancel it first: `rota graph forget {run_id} --cancel`."
                 raise refused(run, f"run {run_id} {state_text(run)}, so it is not deleted", hint)
-            for (pid,) in tx.run(sql.RUN_FORGET, (run_id,)):
+            for pid, fence in tx.run(sql.RUN_FORGET, (run_id,)):
                 graph_budgets.drop(tx, run_id)
+                graph_budgets.forget_charges(tx, fence)
                 append(tx, GraphRunForgotten(run_id=run_id), now=self._env.now(), pid=pid, correlation_id=run_id)
             return run is not None
 

@@ -388,20 +388,30 @@ class Ledger:
         return self._env.write(work)
 
     def charge_graph(
-        self, run_id: str, amounts: Mapping[str, int], *, node: str = "", model: str | None = None
+        self,
+        run_id: str,
+        amounts: Mapping[str, int],
+        *,
+        node: str = "",
+        model: str | None = None,
+        key: str | None = None,
     ) -> list[GraphBudgetLine]:
         """Record what a node of a graph used in the process that executes the run, which has no claim.
 
-        It counts for the run's agent at every level. Returns the budgets of the run.
+        It counts for the run's agent at every level. A second charge of the run with the same `key` records nothing.
+        Returns the budgets of the run.
         """
         _checks.text("run_id", run_id)
         _checks.amounts("amounts", amounts)
         _checks.optional_name("model", model)
+        _checks.optional_text("key", key)
         account = GraphAccount(run_id, node)
         account.check()
 
         def work(tx: Transaction) -> list[GraphBudgetLine]:
             now, pid = self._env.read_clock(tx), graph_budgets.find_run(tx, run_id)
+            if key is not None and not graph_budgets.is_new_charge(tx, run_id, key):
+                return graph_budgets.read_lines(tx, run_id)
             payer = Payer(pid, find_agent(tx, pid).project_id, decode_needs(None), model=model, account=account)
             record_usage(tx, payer, dict(amounts), now, moves_flow=True)
             graph_budgets.charge_lines(tx, account, amounts, now, pid)

@@ -29,7 +29,7 @@ BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # between two attempts; the last 
 _ENQUEUE = METHODS["kernel.sched.enqueue"]
 _ENQUEUE_MANY = METHODS["kernel.sched.enqueue_many"]
 _SPAWN = METHODS["kernel.run.spawn"]
-_CHARGE = METHODS["kernel.sched.charge"]
+_CHARGES = METHODS["kernel.sched.charge"], METHODS["kernel.ledger.charge_graph"]
 _CLAIM = METHODS["kernel.sched.claim"]
 _TURN = METHODS["kernel.run.turn"]
 
@@ -73,14 +73,14 @@ class CallKeys:
             return _ENQUEUE_MANY.params([self.add(spec) for spec in params.specs])
         if method is _SPAWN:
             return msgspec.structs.replace(params, spec=self.add(params.spec))
-        if method is _CHARGE and params.key is None:
+        if method in _CHARGES and params.key is None:
             return msgspec.structs.replace(params, key=self._next())
         return params
 
 
 def is_retry_safe(method: Method, params: Any) -> bool:
     """Return whether a call may be retried when its response was lost."""
-    if method in (_ENQUEUE, _CHARGE):
+    if method is _ENQUEUE or method in _CHARGES:
         return params.key is not None
     if method is _ENQUEUE_MANY:
         return all(spec.key is not None for spec in params.specs)

@@ -203,9 +203,18 @@ class LedgerApi(Protocol):
         errors=(e.LedgerInvalidAmount, e.SchedInvalidPayload),
     )
     def charge_graph(
-        self, run_id: str, amounts: Mapping[str, int], *, node: str = "", model: str | None = None
+        self,
+        run_id: str,
+        amounts: Mapping[str, int],
+        *,
+        node: str = "",
+        model: str | None = None,
+        key: str | None = None,
     ) -> list[GraphBudgetLine]:
-        """Record what a node of a graph used in the process that executes the run itself."""
+        """Record what a node of a graph used in the process that executes the run itself.
+
+        A second charge of a run with the same key records nothing, so a charge may be repeated.
+        """
         ...
 
     @method(

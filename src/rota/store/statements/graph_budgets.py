@@ -40,8 +40,8 @@ DROP = Statement(
 )
 RUN_OWNER = Statement(
     "graph_run_owner",
-    "The agent and the project of a graph run.",
-    "SELECT pid, project_id FROM graph_runs WHERE run_id = ?",
+    "The agent, the project and the fence of a graph run.",
+    "SELECT pid, project_id, fence FROM graph_runs WHERE run_id = ?",
 )
 COORDINATOR_WAITING = Statement(
     "graph_coordinator_waiting",

@@ -89,12 +89,12 @@ RUN_END = Statement(
     "graph_run_end",
     "End a live run.",
     "UPDATE graph_runs SET status = ?2, result = ?3, error = ?4, updated_at = ?5, ended_at = ?5, waits = NULL, "
-    "waits_since = NULL WHERE run_id = ?1 AND ended_at IS NULL RETURNING pid, graph",
+    "waits_since = NULL WHERE run_id = ?1 AND ended_at IS NULL RETURNING pid, graph, fence",
 )
 RUN_FORGET = Statement(
     "graph_run_forget",
     "Delete a graph run.",
-    "DELETE FROM graph_runs WHERE run_id = ? RETURNING pid",
+    "DELETE FROM graph_runs WHERE run_id = ? RETURNING pid, fence",
 )
 RUN_PRUNE = Statement(
     "graph_run_prune",
