@@ -443,7 +443,12 @@ def test_a_supervisor_that_stops_leaves_a_backlog_of_events_to_the_next_one(harn
 def _task_of(harness: FleetHarness, triggers: Triggers, *, is_stopping: bool) -> FleetTask:
     dispatcher = Dispatcher(harness.api, "strict")
     return FleetTask(
-        dispatcher, triggers, FileComparison(dispatcher), list, lambda: None, is_stopping=lambda: is_stopping
+        dispatcher,
+        triggers,
+        FileComparison(dispatcher),
+        lambda _events: None,
+        lambda: None,
+        is_stopping=lambda: is_stopping,
     )
 
 

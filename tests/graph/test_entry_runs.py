@@ -6,12 +6,14 @@ import threading
 from typing import Any
 
 from rota.fleet.graph_workers import graph_supervisor
+from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext
 from rota.model.checks import RESULT_BYTES_MAX
 from tests.graph.durable_worlds import DurableWorld, count_work_note
 from tests.graph.parts import log
+from tests.graph.test_fleet_lane import another_worker
 
 TEST_TIMEOUT_S = 30.0  # real time; it only ends a test that hangs
 
@@ -31,6 +33,21 @@ def test_a_component_that_fails_fails_its_entry_with_its_message() -> None:
 
     (entry,) = ran(broken).entries()
     assert (entry.exit_kind, entry.result) == ("failed", {"error": "component work failed: ValueError: no 1"})
+
+
+def test_a_component_that_cannot_be_imported_here_is_left_to_another_worker() -> None:
+    @component("not_here:double")
+    def double(value: int) -> int:
+        return 2 * value
+
+    world = count_work_note(double)
+    world.runner(steps=1).run()
+    another_worker(world.kernel)
+    Supervisor(world.api, SupervisorSettings()).run(until_idle=True)
+    (entry,) = world.entries()
+    assert (entry.status, entry.attempt) == ("ready", 0)
+    world.kernel.workers.leave("beta", "i")
+    assert world.work() == 1
 
 
 def test_a_failing_lifecycle_method_fails_the_entry() -> None:

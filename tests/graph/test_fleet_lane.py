@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +23,14 @@ from rota.graph.plan_reports import plan_to_dict
 from rota.graph.standard_components import LoopComponent
 from rota.kernel import Kernel
 from rota.model.events import EntriesReturned
-from rota.model.work import ReadyEntry
+from rota.model.reasons import NoFunction
+from rota.model.work import ReadyEntry, ScheduleSpec
+from rota.model.workers import SlotPool
 from rota.service.dispatcher import Dispatcher
 from rota.service.entry_reports import entry_report
 from rota.service.explanation import explain
 
+NOT_HERE = "the component type 'not_here:plan' cannot be imported: ModuleNotFoundError: No module named 'not_here'"
 MAIN = {"main": {"type": "event_loop"}}
 INPUT = {"id": "topic", "type": "rota.input", "execution": {"lane": "main"}}
 OUTPUT = {"id": "result", "type": "rota.output", "execution": {"lane": "main"}}
@@ -112,8 +116,102 @@ def test_a_function_that_the_coordinators_host_does_not_have_is_named_with_what_
     )
     assert run.status == "failed"
     assert run.error == (
-        "the component type 'not_here:plan' cannot be imported: ModuleNotFoundError: No module named 'not_here'"
+        f"{NOT_HERE} (on host {socket.gethostname()}, and no other running worker may have it); install the module "
+        "there, or start a supervisor where it is, then: rota graph resume r1"
     )
+
+
+@component("not_here:plan")
+def plan_elsewhere(topic: str) -> str:
+    """A function of a module that one host has."""
+    return f"plan of {topic}"
+
+
+ELSEWHERE = ComponentRegistry([plan_elsewhere])
+
+
+def another_worker(kernel: Kernel, *, lacks: Mapping[int, str] | None = None) -> None:
+    """Register a supervisor of another host, which does not claim now."""
+    pool = SlotPool("beta", 1, except_agents=tuple(lacks or ()), lacks=dict(lacks or {}))
+    kernel.workers.register("beta", "i", kind="supervisor", host="beta", os_pid=1, pools=[pool])
+
+
+def plan_here() -> dict[str, Any]:
+    """topic → plan, a function of the coordinator → result."""
+    trigger = {"type": "any_input", "inputs": ["topic"]}
+    plan = {"id": "plan", "type": "not_here:plan", "trigger_policy": trigger, "execution": {"lane": "main"}}
+    return document([INPUT, plan, OUTPUT], ["topic.out > plan.topic", "plan.out > result.value"])
+
+
+def test_a_run_is_left_to_a_worker_that_may_have_the_functions_that_are_missing_here() -> None:
+    world = FleetWorld({})
+    world.api.graphs.start(plan_here(), {"topic": "owls"}, run_id="r1")
+    another_worker(world.kernel)
+    (waiting,) = world.supervise().waiting
+    assert waiting.why == f"its agent has no function here: {NOT_HERE}"
+    (entry,) = world.entries()
+    assert (entry.status, entry.attempt) == ("ready", 0)
+    assert world.api.graphs.get("r1").status == "running"
+    world.kernel.workers.leave("beta", "i")
+    Supervisor(world.api, SupervisorSettings(), components=ELSEWHERE).run(until_idle=True)
+    run = world.api.graphs.show("r1").run
+    assert (run.error, run.result) == (None, {"result": "plan of owls"})
+
+
+def test_a_run_that_has_begun_elsewhere_waits_for_a_worker_with_its_functions() -> None:
+    """It has succeeded so far, and its worker may only be restarting."""
+    world = FleetWorld({"researcher": research})
+    graph = plan_here()
+    graph["components"].insert(2, agent_node("search", "researcher"))
+    graph["edges"][1]["to"] = "search.topic"
+    graph["edges"].append({"id": "e2", "kind": "async", "from": "search.out", "to": "result.value"})
+    world.api.graphs.start(graph, {"topic": "owls"}, run_id="r1")
+    Supervisor(world.api, SupervisorSettings(), components=ELSEWHERE).run(until_idle=True)
+    world.supervise()
+    assert [entry.status for entry in world.entries()] == ["ready", "succeeded"]
+    Supervisor(world.api, SupervisorSettings(), components=ELSEWHERE).run(until_idle=True)
+    assert world.api.graphs.get("r1").result == {"result": "plan of owls:1"}
+
+
+def test_why_names_the_hosts_that_lack_the_functions_of_a_graph() -> None:
+    world = FleetWorld({})
+    world.api.graphs.start(plan_here(), {"topic": "owls"}, run_id="r1")
+    (entry,) = world.entries()
+    another_worker(world.kernel, lacks={entry.pid: NOT_HERE})
+    found = explain(world.api, entry.sched_id)
+    assert found.workers == NoFunction(start="rota run fleet.toml", lacks=(f"beta: {NOT_HERE}",))
+    assert found.start.basis == (
+        f"no running worker has its agent's functions (beta: {NOT_HERE}): install the module and restart the worker"
+    )
+
+
+def test_an_agent_whose_function_cannot_be_imported_here_is_left_to_another_worker() -> None:
+    world = FleetWorld({})
+    pid = world.api.agents.create("planner", metadata={"run": {"function": "not_here:plan"}})
+    sched_id = world.api.queue.enqueue(ScheduleSpec(pid))
+    another_worker(world.kernel)
+    (waiting,) = world.supervise().waiting
+    assert waiting.why.endswith("cannot load not_here:plan: ModuleNotFoundError: No module named 'not_here'")
+    assert world.api.queue.get(sched_id).attempt == 0
+    another_worker(world.kernel, lacks={pid: "no module"})  # it cannot run it either: the next worker says so
+    world.supervise()
+    ended = world.api.queue.get(sched_id)
+    assert (ended.exit_kind, ended.outcome) == ("failed", "not_found")
+
+
+def test_a_graph_that_was_left_to_others_is_claimed_again_for_its_next_run() -> None:
+    """Which may call other functions."""
+
+    def correct() -> None:
+        world.api.graphs.cancel("r1")
+        world.api.graphs.start(chain(), {"topic": "owls"}, run_id="r2")
+
+    world = FleetWorld({"researcher": research, "operator": correct})
+    world.api.graphs.start(plan_here(), {"topic": "owls"}, run_id="r1")
+    world.api.queue.enqueue(ScheduleSpec(world.api.agents.find("operator")[0].pid, -1))
+    another_worker(world.kernel)
+    world.supervise()
+    assert world.api.graphs.get("r2").status == "succeeded"
 
 
 def test_with_one_slot_nothing_waits_for_itself_and_waiting_counts_no_attempt() -> None:

@@ -2,8 +2,9 @@
 
 What is wrong with one entry or agent ends in a report of that entry, or in the quarantine of that agent, and never ends
 the supervisor. An agent that cannot run here is left to other workers: its function is registered in another program,
-or its runner is not installed on this machine. Its first entry is returned at once, and later claims leave its entries
-out (`left_out`).
+its runner is not installed on this machine, or what its function or its graph calls cannot be imported here while
+another worker runs that may have it. Its first entry is returned at once, and later claims leave its entries out
+(`left_out`).
 
 Agents and their settings are read once and remembered until the journal says that they have changed.
 """
@@ -29,11 +30,13 @@ from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.run_traces import RunTraces
 from rota.fleet.runners import registry
 from rota.fleet.runners.contract import (
+    NOT_FOUND,
     Assignment,
     RegisteredFunctions,
     RunAccess,
     Runner,
     RunOutcome,
+    another_may_run,
     registered_function,
 )
 from rota.fleet.runners.resources import RunnerResources
@@ -45,7 +48,9 @@ from rota.host.thread_settings import usable_cores
 from rota.host.watchdog import Watchdog
 from rota.kernel.run_reports import RunReport
 from rota.kernel.turn import EXCEPT_AGENTS_MAX
+from rota.kernel.workers import LACKS_MAX
 from rota.model.checks import NOTE_CHARS_MAX
+from rota.model.graph_runs import RUNNER as GRAPH
 from rota.model.ray import RAY
 from rota.model.work import Agent, ReadyEntry
 from rota.service.api import SchedulerApi
@@ -205,9 +210,10 @@ class ClaimedRuns:
         except FleetInvalid as problem:  # it is not installed here, or not as a whole
             return RunOutcome(yield_after_s=self._leave_to_others(agent, f"runner here: {problem.message}"))
         try:
-            return self._worktrees.execute(
+            outcome = self._worktrees.execute(
                 run, partial(self._cores.execute, run, lambda: runner.run(run.assignment, run))
             )
+            return self._left_to_others(run, outcome) if outcome.outcome == NOT_FOUND else outcome
         except BaseException as problem:
             _log.exception("the %s runner failed on entry %s", name, run.entry.sched_id)
             error = str(problem).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
@@ -226,6 +232,27 @@ class ClaimedRuns:
             _log.warning(told, agent.pid, agent.name, missing)
         self._on_cannot_run()
         return 0.0 if agent.pid in self.left_out() else UNRUNNABLE_RETRY_S
+
+    def _left_to_others(self, run: LiveRun, outcome: RunOutcome) -> RunOutcome:
+        """Return the outcome of a run that could not import what it calls: if another worker may have it, it waits."""
+        entry, settings = run.entry, run.assignment.settings
+        waits = outcome.yield_after_s is not None  # its runner has found such a worker
+        if not waits and settings.function is None and settings.runner != GRAPH:
+            return outcome  # a function of a program, which only that program has
+        if not waits and not self.wait_out(lambda: another_may_run(self._api, entry)):
+            return outcome
+        error = outcome.result["error"] if isinstance(outcome.result, dict) else "it cannot be imported"
+        return RunOutcome(yield_after_s=self._leave_to_others(run.assignment.agent, f"function here: {error}"))
+
+    def lacks(self) -> dict[int, str]:
+        """Return what cannot be imported here, by pid: for the first few agents that were left to others for that."""
+        found = {pid: told for pid, told in self.cannot_run().items() if not self._elsewhere[pid].is_function}
+        return {pid: found[pid].removeprefix("function here: ")[:NOTE_CHARS_MAX] for pid in list(found)[:LACKS_MAX]}
+
+    def look_again(self, pid: int) -> None:
+        """Claim entries of a graph again, because a run began or ended: another one may call other functions."""
+        with self._lock:
+            self._elsewhere.pop(pid, None)
 
     def cannot_run(self) -> Mapping[int, str]:
         """Return what is missing for the agents that were left to others, by pid, as far as that is still so."""

@@ -63,7 +63,7 @@ from rota.fleet.worktrees.supervised import SupervisedWorktrees
 from rota.host.watchdog import Watchdog
 from rota.kernel.agents import QUARANTINED_FOR
 from rota.kernel.run_reports import RunReport
-from rota.model.events import Event, ProcessTerminated, ProcessUpdated, ProjectUpdated
+from rota.model.events import Event, GraphRunEnded, GraphRunStarted, ProcessTerminated, ProcessUpdated, ProjectUpdated
 from rota.model.ray import RAY, RayCluster
 from rota.model.workers import SlotPool
 from rota.service.api import SchedulerApi
@@ -161,7 +161,7 @@ class Supervisor:
             on_cannot_run=self._renew_registration,
         )
         self._tasks: list[BackgroundTask] = [
-            _ChangedAgents(self._claimed.forget_agent, self._claimed.forget_project),
+            _ChangedAgents(self._claimed.forget_agent, self._claimed.forget_project, self._claimed.look_again),
             self.worktrees,
             self._cores,
             self._ray,
@@ -426,10 +426,10 @@ class Supervisor:
         return names + [f"#{sched_id}" for loop in self._loops for sched_id in loop.preparing]
 
     def _slot_pools(self) -> list[SlotPool]:
-        left_out = self._claimed.left_out()
-        pools = [SlotPool(loop.worker_id, loop.slots, loop.kinds, except_agents=left_out) for loop in self.slot_loops]
-        on_ray = self._ray.pool
-        return pools if on_ray is None else [*pools, msgspec.structs.replace(on_ray, except_agents=left_out)]
+        pools = [SlotPool(loop.worker_id, loop.slots, loop.kinds) for loop in self.slot_loops]
+        left_out, lacks, on_ray = self._claimed.left_out(), self._claimed.lacks(), self._ray.pool
+        found = pools if on_ray is None else [*pools, on_ray]
+        return [msgspec.structs.replace(pool, except_agents=left_out, lacks=lacks) for pool in found]
 
     def _renew_registration(self) -> None:
         self._registration.renew()
@@ -504,18 +504,32 @@ class Supervisor:
 
 
 class _ChangedAgents:
-    """A background task: forget a cached agent that was changed or has ended, or whose project was changed."""
+    """A background task: forget a cached agent that was changed or has ended, or whose project was changed.
 
-    kinds = (ProcessUpdated.kind, ProcessTerminated.kind, ProjectUpdated.kind)
+    A graph that was left to other workers is claimed again when one of its runs begins or ends.
+    """
 
-    def __init__(self, forget: Callable[[int], None], forget_project: Callable[[str], None]) -> None:
+    kinds = (
+        ProcessUpdated.kind,
+        ProcessTerminated.kind,
+        ProjectUpdated.kind,
+        GraphRunStarted.kind,
+        GraphRunEnded.kind,
+    )
+
+    def __init__(
+        self, forget: Callable[[int], None], forget_project: Callable[[str], None], look_again: Callable[[int], None]
+    ) -> None:
         self._forget = forget
         self._forget_project = forget_project
+        self._look_again = look_again
 
     def on_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.kind == ProjectUpdated.kind:
                 self._forget_project(str(event.payload.get("project_id")))
+            elif event.kind in (GraphRunStarted.kind, GraphRunEnded.kind) and event.pid is not None:
+                self._look_again(event.pid)
             elif event.kind in self.kinds and event.pid is not None:
                 self._forget(event.pid)
 

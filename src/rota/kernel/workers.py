@@ -44,6 +44,7 @@ __all__ = [
     "remove_lost",
 ]
 
+LACKS_MAX = 20  # agents for which a worker says what it lacks
 POOLS_MAX = 64  # pools of slots of one worker, and kinds of one pool
 SLOTS_MAX = 1_000_000  # slots of one pool
 LOST_MAX = 100  # workers removed in one transaction
@@ -196,6 +197,11 @@ def _pools_text(pools: Sequence[SlotPool]) -> str:
             raise _worker.refuse("pools.except_agents", f"may be at most {EXCEPT_AGENTS_MAX:,}, not {count:,}")
         for pid in pool.except_agents:
             _worker.whole("pools.except_agents", pid)
+        if len(pool.lacks) > LACKS_MAX:
+            raise _worker.refuse("pools.lacks", f"may be at most {LACKS_MAX}, not {len(pool.lacks)}")
+        for pid, text in pool.lacks.items():
+            _worker.whole("pools.lacks", pid)
+            _worker.text("pools.lacks", text, NOTE_CHARS_MAX)
         for problem in pool.problems:
             _worker.name("pools.problems.kind", problem.kind, ID_CHARS_MAX)
             _worker.text("pools.problems.text", problem.text, NOTE_CHARS_MAX)

@@ -380,13 +380,17 @@ class NoWorkerForKind(WorkerBase, frozen=True, kw_only=True, tag="no_worker_for_
 
 
 class NoFunction(WorkerBase, frozen=True, kw_only=True, tag="no_function"):
-    """Workers are running, and none of them is a program that has registered its agent's function."""
+    """Workers are running, and none has its agent's function: its program is not among them, or no import finds it."""
 
-    remedy = "start the program that registers its function"
+    remedy = "start the program that registers its function, or install its module where a worker runs and restart it"
     start: str = ""
+    lacks: tuple[str, ...] = ()  # what cannot be imported, with the host, of the first few workers
 
     def sentence(self) -> str:
         """Return the reason as text."""
+        if self.lacks:
+            told = "; ".join(self.lacks)
+            return f"no running worker has its agent's functions ({told}): install the module and restart the worker"
         return f"no running worker has its agent's function{_start(self.start)}"
 
 

@@ -55,6 +55,7 @@ class SlotPool(msgspec.Struct, frozen=True):
     running: int = 0  # live claims under that name
     problems: tuple[PlacementProblem, ...] = ()  # of kinds that it does not run now
     except_agents: tuple[int, ...] = ()  # agents whose entries it leaves to others: it cannot run them
+    lacks: dict[int, str] = {}  # what cannot be imported here, by agent: of the first few of them
 
     def takes(self, kind: str | None) -> bool:
         """Whether these slots run entries of this kind."""

@@ -19,6 +19,7 @@ from rota.kernel.workers import read_runs, read_workers
 from rota.model import reasons
 from rota.model.agent_metadata import FLEET_KEY, SETTINGS_KEY
 from rota.model.core_grants import CoreRefusal
+from rota.model.graph_runs import RUNNER as GRAPH
 from rota.model.ray import RAY
 from rota.model.reasons import WorkerReason
 from rota.model.work import Agent
@@ -66,9 +67,10 @@ class WorkerOutlook:
         fitting = [(worker, pool) for worker in self._alive for pool in worker.pools if pool.slots and pool.takes(kind)]
         if not fitting:
             return None if kind is None else reasons.NoWorkerForKind(kind=kind, start=start())
-        fitting = [(worker, pool) for worker, pool in fitting if pid not in pool.except_agents]
-        if not fitting:
-            return self._not_runnable(pid, start)
+        able = [(worker, pool) for worker, pool in fitting if pid not in pool.except_agents]
+        if not able:
+            return self._not_runnable(pid, start, fitting)
+        fitting = able
         claiming = [(worker, pool) for worker, pool in fitting if not worker.draining]
         if not claiming:
             names = tuple(dict.fromkeys(worker.worker_id for worker, _ in fitting))
@@ -83,11 +85,14 @@ class WorkerOutlook:
         may_be_there = (one.kind == "unregistered" or one.host == refusal.host_name for one in self._alive)
         return refusal if any(may_be_there) else None  # the workers on other hosts have not asked yet
 
-    def _not_runnable(self, pid: int | None, start: Callable[[], str]) -> WorkerReason:
+    def _not_runnable(
+        self, pid: int | None, start: Callable[[], str], fitting: Sequence[tuple[WorkerInfo, SlotPool]]
+    ) -> WorkerReason:
         """Return what every worker that has slots for an agent lacks: its function, or its runner."""
         runner = None if pid is None else _runner(find_agent(self._tx, pid))
-        if runner in (None, "callable", RAY):  # on a cluster too, a function comes from a program
-            return reasons.NoFunction(start=start())
+        if runner in (None, "callable", RAY, GRAPH):  # on a cluster too, a function comes from a program
+            told = [f"{worker.host}: {pool.lacks[pid]}" for worker, pool in fitting if pid and pid in pool.lacks]
+            return reasons.NoFunction(start=start(), lacks=tuple(dict.fromkeys(told))[:NAMED_MAX])
         return reasons.NoRunner(runner=str(runner))
 
     def _problem(self, kind: str | None) -> PlacementProblem | None:

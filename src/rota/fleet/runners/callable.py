@@ -24,6 +24,7 @@ from rota.fleet.run_cpu import NO_GROUPS
 from rota.fleet.runners.calling import CallPlacement, FunctionOutcome, call, call_in_worker, load_function
 from rota.fleet.runners.context import STOP, RunContext, answer_request, facts_of
 from rota.fleet.runners.contract import (
+    NOT_FOUND,
     Assignment,
     RegisteredFunctions,
     RunChannel,
@@ -65,7 +66,7 @@ class CallableRunner:
         try:
             ended = self._in_process(assignment, channel) if in_process else self._on_thread(assignment, channel)
         except _FunctionNotFound as problem:
-            return RunOutcome(exit_kind="failed", outcome="not_found", result={"error": str(problem)})
+            return RunOutcome(exit_kind="failed", outcome=NOT_FOUND, result={"error": str(problem)})
         except RotaError as problem:
             return not_started_outcome(problem)
         if ended.exit_kind in ("failed", "crashed") and isinstance(ended.result, dict):

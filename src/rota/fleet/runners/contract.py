@@ -24,8 +24,10 @@ import msgspec
 from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.run_cpu import RunCpu
 from rota.model.work import Agent, ReadyEntry
+from rota.service.api import SchedulerApi
 
 __all__ = [
+    "NOT_FOUND",
     "AgentChannel",
     "Assignment",
     "RegisteredFunctions",
@@ -35,12 +37,33 @@ __all__ = [
     "Runner",
     "StopHandle",
     "StopStep",
+    "another_may_run",
     "registered_function",
 ]
 
 StopStep = Literal["request", "terminate", "kill"]
 # the functions of a program, by the project and the name of their agent, or by a name that stands for any project
 RegisteredFunctions: TypeAlias = Mapping[Any, Callable[..., Any]]
+
+
+# The outcome of a run that could not import what it calls, so that nothing of it has begun. It is left to another
+# worker if its runner says when it may be claimed again, or if one runs that may have it.
+NOT_FOUND = "not_found"
+
+
+def another_may_run(api: SchedulerApi, entry: ReadyEntry) -> bool:
+    """Whether another live supervisor, than the one that has claimed it, may have what an entry needs."""
+    others = [
+        worker
+        for worker in api.workers.list()
+        if worker.kind == "supervisor" and worker.alive and not worker.draining
+        if all(pool.worker_id != entry.worker_id for pool in worker.pools)
+    ]
+    return any(
+        pool.slots and pool.takes(entry.kind) and entry.pid not in pool.except_agents
+        for worker in others
+        for pool in worker.pools
+    )
 
 
 def registered_function(functions: RegisteredFunctions, agent: Agent) -> Callable[..., Any] | None:

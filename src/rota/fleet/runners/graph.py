@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from rota.errors import (
     StoreCorrupt,
     StoreUnavailable,
 )
-from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
+from rota.fleet.runners.contract import NOT_FOUND, Assignment, RunChannel, RunOutcome, another_may_run
 from rota.fleet.runners.resources import RunnerResources
 from rota.graph.accounts import ChannelAccount
 from rota.graph.budgets import lines_of
@@ -101,6 +102,8 @@ class GraphRunner:
         account = ChannelAccount(channel, names_nodes=False)
         try:
             ended = RunOutcome(result=run_entry(self._registry, assignment.entry.payload, stop, account))
+        except ComponentUnknown as problem:
+            ended = RunOutcome(exit_kind="failed", outcome=NOT_FOUND, result={"error": problem.message})
         except (Exception, SystemExit) as problem:  # a component's failure is an outcome, not an error of the runner
             text = problem.message if isinstance(problem, RotaError) else error_text(problem)
             ended = _failed(text.encode("utf-8", "replace").decode())
@@ -128,11 +131,25 @@ class GraphRunner:
         except RotaError as problem:
             return self._end(api, run, "failed", error=problem.message)
 
+    def _not_importable(
+        self, api: SchedulerApi, run: GraphRun, entry: ReadyEntry, problem: ComponentUnknown
+    ) -> RunOutcome:
+        """Leave a run to a worker that may have the functions that are missing here; end it if none has ever run it."""
+        host = socket.gethostname()
+        if run.checkpoint is not None or another_may_run(api, entry):
+            return RunOutcome(yield_after_s=0.0, outcome=NOT_FOUND, result={"error": problem.message})
+        text = f"{problem.message} (on host {host}, and no other running worker may have it)"
+        hint = f"install the module there, or start a supervisor where it is, then: rota graph resume {run.run_id}"
+        return self._end(api, run, "failed", error=f"{text}; {hint}")
+
     def _advance(
         self, api: SchedulerApi, run: GraphRun, channel: RunChannel, stop: StopToken, entry: ReadyEntry
     ) -> RunOutcome:
         """Run epochs until the run waits or ends. An island is admitted first, or tried again later."""
-        plan = self._plan(run)
+        try:
+            plan = self._plan(run)
+        except ComponentUnknown as problem:
+            return self._not_importable(api, run, entry, problem)
         if plan.spec.graph.island is None:
             return self._run_epochs(api, run, plan, channel, stop)
         ask, host = island_ask(plan), this_host()
@@ -188,7 +205,7 @@ class GraphRunner:
         if plan is None:
             spec = load_mapping(run.document or {})
             for component in spec.components:
-                if ":" in component.type:
+                if not component.execution.agent:
                     self._registry.find(component.type)  # raises what is wrong if it cannot be imported here
             plan = compile_graph(spec, self._registry)
         with self._lock:
