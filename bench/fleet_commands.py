@@ -41,6 +41,9 @@ class _NullChannel:
     def settings_changed(self, **_about: Any) -> None:
         """It runs with other settings."""
 
+    def coordinates(self, run_id: str) -> None:
+        """A graph run."""
+
     def log(self, data: bytes) -> None:
         """Output."""
 

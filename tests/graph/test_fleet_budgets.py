@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -17,8 +18,11 @@ from rota.graph.component_registry import ComponentRegistry
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext
 from rota.kernel.replay import KernelState
+from rota.model.agent_metadata import SETTINGS_KEY
+from rota.model.graph_runs import BUDGETS_KEY, DOCUMENT_KEY, TEMPLATE, coordinator_settings
 from rota.model.reasons import OverBudget
 from rota.service.explanation import explain
+from tests.graph import report_parts
 from tests.graph.durable_worlds import ASYNC, DurableWorld
 from tests.graph.parts import add, burst, log, note
 from tests.graph.test_fleet_lane import INPUT, OUTPUT, FleetWorld, agent_node, document
@@ -344,3 +348,149 @@ def test_a_component_in_the_coordinator_waits_without_a_slot() -> None:
     supervisor(functions=fleet.functions).run(until_idle=True)
     ended = fleet.api.graphs.show("r1").run
     assert (ended.status, ended.error, used(fleet)) == ("succeeded", None, {"count": 102})
+
+
+# --- a node that is another graph ------------------------------------------------------------------
+
+
+def nested(inner: dict[str, Any], *, levels: int = 1, budgets: Any = None, **functions: Any) -> FleetWorld:
+    """A world with graphs inner-1, inner-2, …: the first is `inner`, and the node of each other is the one before."""
+    fleet = FleetWorld({"worker": work, **functions})
+    documents = [inner] + [around(f"inner-{number}") for number in range(1, levels)]
+    for number, found in enumerate(documents, 1):
+        metadata = {SETTINGS_KEY: msgspec.to_builtins(coordinator_settings()), DOCUMENT_KEY: found}
+        fleet.api.agents.create(f"inner-{number}", TEMPLATE, metadata={**metadata, BUDGETS_KEY: budgets or {}})
+    return fleet
+
+
+def around(agent: str, **fields: Any) -> dict[str, Any]:
+    """topic → part, a run of another graph → result."""
+    found = graph(**fields)
+    found["components"][1]["execution"]["agent"] = agent
+    found["components"][1] |= {"id": "part", "config": {}}
+    found["edges"] = [
+        {**edge, "from": edge["from"].replace("search", "part"), "to": edge["to"].replace("search", "part")}
+        for edge in found["edges"]
+    ]
+    return found
+
+
+@pytest.mark.parametrize("budgets", [{}, {"": {"tokens": 500}}, {"search": {"tokens": 400}}])
+@pytest.mark.parametrize("levels", [1, 3])
+def test_what_a_nested_run_uses_counts_in_every_budget_around_it(budgets: Any, levels: int) -> None:
+    fleet = nested(graph(charges=3), levels=levels, budgets=budgets)
+    outer = around(f"inner-{levels}", budget={"tokens": 1000})
+    outer["components"][1]["execution"]["budget"] = {"tokens": 900}
+    assert fleet.run(outer, topic="owls").status == "succeeded"
+    assert used(fleet) == {"": 120, "part": 120}
+    assert charged(fleet) == 120
+    (innermost,), _ = fleet.api.graphs.list(graph="inner-1")
+    assert [line.used for line in fleet.api.ledger.graph_budgets(innermost.run_id)] == [120] * len(budgets)
+
+
+def test_a_function_in_the_coordinator_of_a_nested_run_counts_in_the_outer_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spend = {"id": "search", "type": "tests.graph.report_parts:spend", "execution": {"lane": "main"}}
+    monkeypatch.setattr(report_parts, "spend", spend_ten, raising=False)
+    trigger = {"type": "any_input", "inputs": ["topic"]}
+    inner = document([INPUT, {**spend, "trigger_policy": trigger}, OUTPUT], INNER_WIRES)
+    fleet = nested(inner)
+    assert fleet.run(around("inner-1", budget={"tokens": 100}), topic="owls").result == {"result": {"result": 90}}
+    assert used(fleet) == {"": 10}
+
+
+def spend_ten(context: GraphContext, topic: str) -> int:
+    return context.charge(tokens=10)["tokens"]
+
+
+INNER_WIRES = ["topic.out > search.topic", "search.out > result.value"]
+
+
+@pytest.mark.parametrize("budgets", [{}, {"": {"tokens": 500}}])
+def test_a_nested_run_over_the_outer_budget_fails_with_its_numbers(budgets: Any) -> None:
+    fleet = nested(graph(charges=5), budgets=budgets)
+    run = fleet.run(around("inner-1", budget={"tokens": 100}), topic="owls")
+    assert run.status == "failed"
+    assert "component part is over budget: tokens of run r1: 120 of 100 used" in run.error
+    (inner,), _ = fleet.api.graphs.list(graph="inner-1")
+    assert inner.status == "failed"
+    assert "raise it: rota graph budget r1 tokens=240" in (fleet.api.graphs.show(inner.run_id).run.error or "")
+    assert used(fleet) == {"": 120}
+    assert not [entry for entry in fleet.entries() if entry.state != "completed"]
+
+
+def test_a_nested_run_over_the_outer_budget_leaves_on_the_edge_of_its_node() -> None:
+    fleet = nested(graph(charges=5))
+    run = fleet.run(around("inner-1", budget={"tokens": 100}, on_over_budget="over"), topic="owls")
+    assert run.status == "succeeded"
+    message = run.result["reason"]
+    assert (message["over_budget"], message["of"], message["used"], message["limit"]) == ("part", "run", 120, 100)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_nested_run_waits_if_its_node_waits_for_the_outer_budget(levels: int) -> None:
+    """Its own nodes fail over their own budgets; the whole run waits for those around it, and goes on."""
+    fleet = nested(graph(charges=5), levels=levels, budgets={"": {"tokens": 1000}})
+    run = fleet.run(around(f"inner-{levels}", budget={"tokens": 100}, on_over_budget="wait"), topic="owls")
+    assert run.status == "waiting"
+    assert used(fleet) == {"": 120}
+    (entry,) = fleet.entries("worker")
+    assert (entry.status, entry.attempt) == ("ready", 0)
+    (reason,) = explain(fleet.api, entry.sched_id).blocking
+    assert isinstance(reason, OverBudget)
+    assert (reason.owner, reason.used, reason.limit) == ("r1", 120, 100)
+    fleet.api.ledger.set_graph_budget("r1", "tokens", 1000)
+    fleet.supervise()
+    assert fleet.api.graphs.get("r1").status == "succeeded"
+    assert used(fleet) == {"": 200}
+
+
+def test_a_nested_run_of_which_a_function_crosses_the_outer_budget_waits_with_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spend = {"id": "search", "type": "tests.graph.report_parts:spend", "execution": {"lane": "main"}}
+    monkeypatch.setattr(report_parts, "spend", spend_ten, raising=False)
+    trigger = {"type": "any_input", "inputs": ["topic"]}
+    inner = document(
+        [INPUT, {**spend, "trigger_policy": trigger}, agent_node("then", "worker"), OUTPUT],
+        ["topic.out > search.topic", "search.out > then.topic", "then.out > result.value"],
+    )
+    fleet = nested(inner)
+    assert fleet.run(around("inner-1", budget={"tokens": 5}, on_over_budget="wait"), topic="owls").status == "waiting"
+    fleet.api.ledger.set_graph_budget("r1", "tokens", 1000)
+    fleet.supervise()
+    assert fleet.api.graphs.get("r1").status == "succeeded"
+
+
+def test_a_graph_that_an_agent_of_a_run_spawns_counts_in_the_budget_of_the_run() -> None:
+    def spawner(ctx: Any, topic: str) -> Any:
+        return ctx.wait([ctx.spawn("inner-1", topic=topic)])[0].result
+
+    fleet = nested(graph(charges=2), spawner=spawner)
+    outer = around("spawner", budget={"tokens": 1000})
+    fleet.api.graphs.start(outer, {"topic": "owls"}, run_id="r1")
+    fleet.supervise(slots=2)
+    assert fleet.api.graphs.get("r1").status == "succeeded"
+    assert used(fleet) == {"": 80}
+
+
+def test_a_nested_run_that_is_resumed_counts_in_the_outer_budget() -> None:
+    fails = [1]
+
+    def fail_once(ctx: Any, topic: str) -> str:
+        ctx.charge(tokens=10)
+        if fails:
+            raise ValueError(fails.pop())
+        return topic
+
+    inner = graph()
+    inner["components"][1] = agent_node("search", "fragile")
+    fleet = nested(inner, fragile=fail_once)
+    fleet.api.agents.update(fleet.api.agents.find("fragile")[0].pid, metadata={"run": {"max_attempts": 1}})
+    assert fleet.run(around("inner-1", budget={"tokens": 100}), topic="owls").status == "failed"
+    (run,), _ = fleet.api.graphs.list(graph="inner-1")
+    fleet.api.graphs.resume(run.run_id)
+    fleet.supervise()
+    assert fleet.api.graphs.get(run.run_id).status == "succeeded"
+    assert used(fleet) == {"": 20}

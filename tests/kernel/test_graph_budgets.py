@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rota.errors import LedgerInvalidAmount, SchedInvalidPayload
+from rota.errors import LedgerInvalidAmount, LimitExceeded, SchedInvalidPayload
 from rota.kernel.replay import KernelState
 from rota.kernel.run_reports import RunReport
 from rota.model.events import GraphBudgetSet, LedgerBreached
-from rota.model.graph_budgets import GraphAccount, left_of, used_up
+from rota.model.graph_budgets import NESTED_MAX, GraphAccount, left_of, used_up
 from rota.model.reasons import OverBudget
 from rota.model.work import ScheduleSpec
 from tests.kernel.world import World
@@ -72,6 +72,18 @@ def test_a_charge_of_a_run_that_has_no_claim_counts_once_per_key(graph: World) -
     charge(RUN, {"tokens": 1}, key="3")
     graph.kernel.graphs.forget(RUN)
     assert graph.rows("SELECT * FROM charge_keys") == []
+
+
+def test_the_accounts_around_one_are_filled_in_by_the_store(graph: World, pid: int) -> None:
+    """A caller cannot charge a run that its project may not reach by naming it as an outer one."""
+    inside = GraphAccount(RUN, "writer").inside(GraphAccount("other", "part"))
+    with pytest.raises(SchedInvalidPayload, match="outer"):
+        graph.put(pid, account=inside)
+    deepest = GraphAccount("r0", "node")
+    for number in range(NESTED_MAX):
+        deepest = GraphAccount(f"r{number + 1}", "node").inside(deepest)
+    with pytest.raises(LimitExceeded, match="NESTED_MAX"):
+        GraphAccount("one more", "node").inside(deepest)
 
 
 def test_an_entry_that_was_taken_back_has_counted_once(graph: World, pid: int) -> None:

@@ -58,6 +58,9 @@ class RecordingChannel:
     def settings_changed(self, *, advisories: Sequence[str], enforced: Sequence[str]) -> None:
         self._record("settings_changed", list(advisories), list(enforced))
 
+    def coordinates(self, run_id: str) -> None:
+        self._record("coordinates", run_id)
+
     def log(self, data: bytes) -> None:
         with self._changed:
             self.output.write(data)

@@ -33,13 +33,14 @@ from rota.clock import wait_until
 from rota.errors import RotaError, StaleClaim, StoreUnavailable, WaitTimeout
 from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.progress import ProgressReports
-from rota.fleet.run_budgets import remaining_budget
+from rota.fleet.run_budgets import left_in_graph, remaining_budget, waits_over_budget
 from rota.fleet.run_logs import BoundedLog
 from rota.fleet.runners.contract import Assignment, RunOutcome, StopHandle
 from rota.fleet.stop_escalation import StopEscalation
 from rota.host.watchdog import Watchdog
 from rota.kernel.run_reports import INVALID_REPORT, RunReport
 from rota.model.checks import NOTE_CHARS_MAX, SECONDS_MAX
+from rota.model.graph_budgets import GraphAccount
 from rota.model.prices import ModelPrice, priced
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
@@ -89,6 +90,7 @@ class LiveRun:
         self._asks = 0  # of limits, so far
         self._spawned = 0  # children, for their keys
         self._saved = assignment.checkpoint
+        self._account = assignment.entry.account  # of a graph: where its charges count
         self._ceiling = assignment.entry.ceiling  # lower while a part of it is lent to a child
         self._waits_for_budget = False  # of its graph run: the entry goes back to the queue until it is raised
         self._stopping = threading.Condition()
@@ -118,8 +120,8 @@ class LiveRun:
 
     def stop_over_budget(self, level: str) -> None:
         """Stop the run because it has used more than it may, of its own budget or of its graph run's."""
-        account = self.entry.account
-        waits = level == "graph" and account is not None and account.on_over == "wait"
+        account = self._account
+        waits = level == "graph" and account is not None and self._call(lambda: waits_over_budget(self._api, account))
         self._waits_for_budget = (waits and self.stop_reason is None) or self._waits_for_budget
         self.stop("over_budget")
 
@@ -289,10 +291,22 @@ class LiveRun:
         self._stop_over_graph_budget(left)
         return left
 
+    def coordinates(self, run_id: str) -> None:
+        """The run coordinates this graph run: what it charges counts there from now on."""
+        if self._account is not None:
+            self._account = GraphAccount(run_id).inside(self._account.around)
+
     def _stop_over_graph_budget(self, left: Mapping[str, int]) -> None:
-        """Stop a run of a graph's node that is over the budget of the node or of the graph run."""
-        account = self.entry.account
-        if account is not None and account.node and any(amount < 0 for amount in left.values()):
+        """Stop a run of a graph's node that is over the budget of the node or of the graph run.
+
+        A coordinator decides what happens then, unless its run is a node of another run that waits for its budget.
+        """
+        account = self._account
+        if account is not None and not account.node and account.held_by:
+            left = self._call(lambda: left_in_graph(self._api, account.held_by))
+        elif account is None or not account.node:
+            return
+        if any(amount < 0 for amount in left.values()):
             self.stop_over_budget("graph")
 
     def _priced(self, amounts: Mapping[str, int], model: str | None) -> dict[str, int]:
@@ -318,7 +332,7 @@ class LiveRun:
 
     def remaining(self, node: str | None = None) -> dict[str, int]:
         """Return what is left of the run's ceiling, its agent's grants and its graph's budgets, per dimension."""
-        account = self.entry.account
+        account = self._account
         if account is not None and node and not account.node:
             account = msgspec.structs.replace(account, node=node)
         return self._call(lambda: remaining_budget(self._api, self.entry.pid, self._left_of_ceiling(), account))
@@ -369,7 +383,7 @@ class LiveRun:
         left = self._call(lambda: remaining_budget(self._api, self.entry.pid, self._left_of_ceiling()))
         if any(amount < 0 for amount in left.values()):
             self.stop("over_budget")
-        if self.entry.account is not None:
+        if self._account is not None:
             left = self.remaining(node)
             self._stop_over_graph_budget(left)
         return left

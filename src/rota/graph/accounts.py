@@ -41,6 +41,11 @@ class RunAccount(Protocol):
         """The budgets of the run and of its nodes, as of the last charge or `refresh`."""
         ...
 
+    @property
+    def outer_lines(self) -> tuple[GraphBudgetLine, ...]:
+        """The budgets of the runs around this one, if it is that of a node of another run, and of those nodes."""
+        ...
+
     def refresh(self) -> None:
         """Read the lines again: others may have charged them, and an operator may have raised them."""
         ...
@@ -74,13 +79,15 @@ class RunAccount(Protocol):
         ...
 
 
-def lines_for(lines: Iterable[GraphBudgetLine], node: str) -> list[GraphBudgetLine]:
+def lines_for(account: RunAccount, node: str) -> list[GraphBudgetLine]:
     """Return the lines in which a node counts."""
-    return [line for line in lines if line.node in ("", node)]
+    return [*(line for line in account.lines if line.node in ("", node)), *account.outer_lines]
 
 
 class MemoryAccount:
     """The account of a run without a store. Any thread of the run may use it."""
+
+    outer_lines: tuple[GraphBudgetLine, ...] = ()  # only a coordinator's run is that of a node
 
     def __init__(
         self,
@@ -123,7 +130,7 @@ class MemoryAccount:
 
     def remaining(self, node: str) -> dict[str, int]:
         """Return what is left to a node."""
-        return left_of(lines_for(self.lines, node))
+        return left_of(lines_for(self, node))
 
     def set_budget(self, dim: str, limit: int, node: str = "") -> None:
         """Change a budget while the run goes on."""
@@ -253,16 +260,23 @@ class ChannelAccount:
     """The account of components that run under a claim: that of the coordinator, or that of their own entry."""
 
     def __init__(
-        self, channel: ClaimChannel, read_lines: Callable[[], Iterable[GraphBudgetLine]] = tuple, *, names_nodes: bool
+        self,
+        channel: ClaimChannel,
+        read_lines: Callable[[], Iterable[GraphBudgetLine]] = tuple,
+        read_outer_lines: Callable[[], Iterable[GraphBudgetLine]] = tuple,
+        *,
+        names_nodes: bool,
     ) -> None:
         self._channel = channel
         self._read_lines = read_lines  # the lines of the run; an entry of its own needs none
+        self._read_outer_lines = read_outer_lines
+        self.outer_lines: tuple[GraphBudgetLine, ...] = ()
         self._names_nodes = names_nodes  # the coordinator says which node has used it; an entry is of one node
         self.lines: tuple[GraphBudgetLine, ...] = ()
 
     def refresh(self) -> None:
         """Read the lines again."""
-        self.lines = tuple(self._read_lines())
+        self.lines, self.outer_lines = tuple(self._read_lines()), tuple(self._read_outer_lines())
 
     def charge(self, node: str, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
         """Record usage of a node and return what is left."""
@@ -280,7 +294,7 @@ class ChannelAccount:
 
     def _least(self, left: dict[str, int], node: str) -> dict[str, int]:
         """Return what is left of the claim and of the lines of a node, whichever is less."""
-        for dim, amount in left_of(lines_for(self.lines, node)).items():
+        for dim, amount in left_of(lines_for(self, node)).items():
             left[dim] = min(amount, left.get(dim, amount))
         return left
 

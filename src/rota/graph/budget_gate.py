@@ -43,7 +43,7 @@ def over_budget_line(
     account: RunAccount, node: str, *, is_entry: bool, ask: Mapping[str, int] = NO_ASK
 ) -> GraphBudgetLine | None:
     """Return the line that holds up a component, if there is one; `ask` is what its entry asks for."""
-    line = used_up(lines_for(account.lines, node), ask)
+    line = used_up(lines_for(account, node), ask)
     return line if line is None or is_entry or line.left < 0 else None
 
 

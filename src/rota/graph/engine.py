@@ -78,7 +78,8 @@ class GraphEngine:
             self.reports.on_health = self._trace_health
         self.meters = {lane_id: LaneMeter() for lane_id in plan.lanes}
         self._simulated = SimulatedTime() if _goes_by_steps(plan, options) else None
-        has_budgets = bool(lines_of(plan.spec) or (options.account is not None and options.account.lines))
+        given = options.account
+        has_budgets = bool(lines_of(plan.spec) or (given is not None and (given.lines or given.outer_lines)))
         self.wiring = Wiring(plan, registry, instances, self.reports, self._simulated, has_budgets=has_budgets)
         self.shared = SharedState()
         self.tasks = self._make_tasks()

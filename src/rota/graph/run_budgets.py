@@ -20,6 +20,7 @@ from rota.model.graph_budgets import GraphAccount, GraphBudgetLine, used_up
 
 __all__ = ["RunBudgets"]
 
+NESTED_RECHECK_S = 30.0  # of one whose run is a node of another: it is not woken when the budget of that is raised
 COORDINATOR_RECHECK_S = 3600.0  # a coordinator that waits is woken when the budget is raised; this is the net below
 
 
@@ -56,7 +57,7 @@ class RunBudgets:
         if isinstance(self._account, StoreAccount):
             gate.recheck_s = RECHECK_S
         elif not isinstance(self._account, MemoryAccount):
-            gate.recheck_s = COORDINATOR_RECHECK_S
+            gate.recheck_s = NESTED_RECHECK_S if self._account.outer_lines else COORDINATOR_RECHECK_S
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class RunBudgets:
     def waits(self, pending: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         """Yield which budgets the run waits for: of components in this process, and of these with entries' asks."""
         lines = [gate.waits_for for gate in self._gates.values()]
-        if self._account.lines:
+        if self._account.lines or self._account.outer_lines:
             waiting = (name for name in pending if self._nodes[name].spec.execution.on_over_budget == "wait")
             lines += [self.over(self._nodes[name], pending[name]) for name in waiting]
         for line in dict.fromkeys(filter(None, lines)):
@@ -111,7 +112,7 @@ class RunBudgets:
 
     def limits(self, node: Node) -> bool:
         """Whether the entries of a component count in a budget of this run."""
-        return self._has_budgets and bool(lines_for(self._account.lines, node.id))
+        return self._has_budgets and bool(lines_for(self._account, node.id))
 
     def must_cancel(self, node: Node, ask: Mapping[str, int]) -> bool:
         """Whether an entry of a component that still waits in the queue can never start: it does not wait for budgets.
@@ -120,7 +121,7 @@ class RunBudgets:
         """
         if not self._has_budgets or node.spec.execution.on_over_budget == "wait":
             return False
-        return used_up(lines_for(self._account.lines, node.id), ask) is not None
+        return used_up(lines_for(self._account, node.id), ask) is not None
 
     def commit_stopped(self, node: Node, inputs: Inputs, epoch_id: int, error: str, *, ask: Mapping[str, int]) -> bool:
         """Apply `on_over_budget` to an entry that was stopped or cancelled over budget; False if the run must end."""

@@ -266,7 +266,7 @@ class ClaimChecks:
             found += self._owner_budgets(self._occupancy.owner(entry.project_id), needs, loan)
         if self._due.any_global_budget:
             found += self._owner_budgets(self._occupancy.owner(usage_windows.ALL_PROJECTS), needs, loan)
-        if needs.account is not None and needs.account.node:  # a coordinator decides what happens over budget
+        if needs.account is not None:
             found += self._graph_budgets(needs.account, needs)
         return tuple(sorted(found, key=_remaining)) if len(found) > 1 else tuple(found)
 
@@ -287,7 +287,7 @@ class ClaimChecks:
         ]
 
     def _graph_budgets(self, account: GraphAccount, needs: Needs) -> list[BudgetFacts]:
-        lines = graph_budgets.lines_of_entry(self._tx, account)
+        lines = graph_budgets.lines_of(self._tx, account.held_by)
         if not lines:
             return []
         return [
@@ -308,7 +308,7 @@ class ClaimChecks:
         """Count what an entry that this pass claims reserves in the budgets of its graph run."""
         account = needs.account
         if account is not None and account.node:
-            for line in graph_budgets.lines_of_entry(self._tx, account):
+            for line in graph_budgets.lines_of(self._tx, account.places):
                 self._claimed_of_graphs[line.run_id, line.node, line.dim] += needs.reserved(line.dim, 1)
 
     # --- contexts --------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from rota.errors import LimitExceeded, RotaError, SchedUnknownId, StaleClaim
 from rota.kernel import budget_loans, dependencies, flows, limit_asks
 from rota.kernel.contexts import CPU_UNIT, draws_on_cpu
 from rota.kernel.environment import KernelEnvironment
-from rota.kernel.graph_budgets import charge_lines, lines_of_entry
+from rota.kernel.graph_budgets import charge_lines, lines_of
 from rota.kernel.journal import append
 from rota.kernel.ledger import ChargeResult, Payer, record_usage
 from rota.kernel.over_budget import over_budget_of
@@ -273,7 +273,7 @@ def _draws_on_cpu(tx: Transaction, env: KernelEnvironment, run: RunRow) -> bool:
 
 def _is_budgeted(tx: Transaction, run: RunRow, dim: str) -> bool:
     account = decode_needs(run.needs_text).account
-    if account is not None and any(line.dim == dim for line in lines_of_entry(tx, account)):
+    if account is not None and any(line.dim == dim for line in lines_of(tx, account.places)):
         return True
     return bool(tx.run(budget_sql.IS_BUDGETED, (run.pid, dim, run.project_id, ALL_PROJECTS)))
 

@@ -47,6 +47,7 @@ class _NewEntry(msgspec.Struct, frozen=True, gc=False):
     is_simple: bool = True  # only its agent, its priority and its payload are given, as in nearly all
     refers: bool = False  # to more than its agent and its key, or to the time at which it is written
     spawner: tuple[str | None] | None = None  # the project of the run that spawns it
+    within: GraphAccount | None = None  # of the node that the graph run is which spawns it
 
 
 class Enqueuing(Entries):
@@ -141,15 +142,25 @@ class Enqueuing(Entries):
         return _checked_batch(specs)
 
     def enqueue_batch_in(
-        self, tx: Transaction, batch: Sequence[_NewEntry], from_project: str | None, now: float
+        self,
+        tx: Transaction,
+        batch: Sequence[_NewEntry],
+        from_project: str | None,
+        now: float,
+        *,
+        within: GraphAccount | None = None,
     ) -> list[int]:
-        """Put entries of agents that a project may reach into the queue, inside a transaction."""
+        """Put entries of agents that a project may reach into the queue, inside a transaction.
+
+        They count in the budgets of an account `within` which their graph run is.
+        """
         agents = self._env.cache.agents(tx, {new.spec.pid for new in batch})
         for pid in {new.spec.pid for new in batch}:
             agent = agents.get(pid)
             if agent is None or not may_reach(tx, from_project, agent.project_id):
                 raise UnknownPid(pid)
-        spawned = [msgspec.structs.replace(new, spawner=(from_project,)) for new in batch]
+        more = {} if within is None else {"within": within, "is_simple": False, "refers": True}
+        spawned = [msgspec.structs.replace(new, spawner=(from_project,), **more) for new in batch]
         return self._enqueue(tx, spawned, now, indexed=True)
 
     def entry_with_key(self, tx: Transaction, spec: ScheduleSpec) -> int | None:
@@ -307,6 +318,7 @@ class Enqueuing(Entries):
         if spec.account is not None:
             check_account(tx, spec.account, project_id)
         path, account = _call_path(tx, spec.parent_id, reaches_from)
+        account = account or new.within
         row = (*_row(new, project_id, now, path, account), spec.deadline, hold)
         sched_id = tx.insert(sql.ENQUEUE, row)
         if hold is None and spec.affinity is not None:

@@ -11,12 +11,17 @@ lines in the transaction in which they move the ledger of its agent: whatever is
 live claims of the run may still use is derived from the claims, as for every budget. A node's entry is not claimed
 while its ask does not fit into both lines; the coordinator's entry is, because it decides what happens then.
 
+A node may be another graph. The account of the entries of the inner run then names the outer run and its node, too, and
+a charge moves all of these lines. The inner coordinator decides what happens over the budgets of the outer run as over
+its own; only if the outer node waits for its budget, the whole inner run does: its coordinator is not claimed.
+
 A line can be raised at any time (`set_budget`), and entries that wait for it go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 
 import msgspec
 
@@ -28,7 +33,7 @@ from rota.kernel.journal import append
 from rota.kernel.rows import Needs, decode_needs, decode_spent
 from rota.model.checks import DIMS_MAX, Checks
 from rota.model.events import GraphBudgetSet, LedgerBreached
-from rota.model.graph_budgets import NODE_CHARS_MAX, GraphAccount, GraphBudgetLine, budget_owner
+from rota.model.graph_budgets import NODE_CHARS_MAX, GraphAccount, GraphBudgetLine, GraphPlace, budget_owner
 from rota.store import Row, Transaction
 from rota.store.statements import budgets as budget_sql
 from rota.store.statements import graph_budgets as sql
@@ -37,6 +42,7 @@ from rota.store.statements import queue as queue_sql
 
 __all__ = [
     "LINES_MAX",
+    "account_around",
     "charge_lines",
     "check_account",
     "count_in",
@@ -44,7 +50,7 @@ __all__ = [
     "find_run",
     "forget_charges",
     "is_new_charge",
-    "lines_of_entry",
+    "lines_of",
     "open_lines",
     "read_lines",
     "set_line",
@@ -68,6 +74,13 @@ def count_in(tx: Transaction, sched_id: int, account: GraphAccount) -> None:
     ((needs_text, _),) = tx.run(loan_sql.STANDING, (sched_id,))
     needs = msgspec.structs.replace(decode_needs(needs_text), account=account)
     tx.run(loan_sql.SET_NEEDS, (_encode(needs).decode(), sched_id))
+
+
+def account_around(tx: Transaction, sched_id: int) -> GraphAccount | None:
+    """Return the account of the node that a coordinator's run is, if it is one of another run."""
+    rows = tx.run(loan_sql.STANDING, (sched_id,))
+    account = decode_needs(rows[0][0]).account if rows else None
+    return None if account is None else account.around
 
 
 def find_run(tx: Transaction, run_id: str) -> int:
@@ -127,9 +140,9 @@ def read_lines(tx: Transaction, run_id: str) -> list[GraphBudgetLine]:
     return [_line(row) for row in tx.run(sql.LINES, (run_id,))]
 
 
-def lines_of_entry(tx: Transaction, account: GraphAccount) -> list[GraphBudgetLine]:
-    """Return the lines in which an entry counts."""
-    return [_line(row) for row in tx.run(sql.LINES_OF_NODE, (account.run_id, account.node))]
+def lines_of(tx: Transaction, places: Iterable[GraphPlace]) -> list[GraphBudgetLine]:
+    """Return the lines of nodes and of their runs."""
+    return [_line(row) for place in places for row in tx.run(sql.LINES_OF_NODE, (place.run_id, place.node))]
 
 
 def with_reserved(lines: Iterable[GraphBudgetLine], live: Iterable[Row]) -> list[GraphBudgetLine]:
@@ -149,7 +162,9 @@ def _reserved(line: GraphBudgetLine, claims: list[tuple[Needs, Mapping[str, int]
 
 def counts_in(account: GraphAccount | None, line: GraphBudgetLine) -> bool:
     """Whether an entry with this account counts in a line."""
-    return account is not None and account.run_id == line.run_id and line.node in ("", account.node)
+    return account is not None and any(
+        place.run_id == line.run_id and line.node in ("", place.node) for place in account.places
+    )
 
 
 def _line(row: Row) -> GraphBudgetLine:
@@ -177,14 +192,15 @@ def forget_charges(tx: Transaction, fence: int) -> None:
 def charge_lines(
     tx: Transaction, account: GraphAccount, amounts: Mapping[str, int], now: float, pid: int
 ) -> GraphBudgetLine | None:
-    """Add usage to the lines of a run and a node, and record where it crosses a limit; returns one that is over."""
+    """Add usage to the lines of an account, and record where it crosses a limit; returns one over which a run stops."""
     over: GraphBudgetLine | None = None
-    for dim, amount in amounts.items():
-        for node, limit, used in tx.run(sql.CHARGE, (amount, account.run_id, account.node, dim)):
-            if used > limit:
-                over = GraphBudgetLine(run_id=account.run_id, node=node, dim=dim, limit=limit, used=used)
+    held_by = account.held_by
+    for place, (dim, amount) in product(account.places, amounts.items()):
+        for node, limit, used in tx.run(sql.CHARGE, (amount, place.run_id, place.node, dim)):
+            if used > limit and place in held_by:
+                over = GraphBudgetLine(run_id=place.run_id, node=node, dim=dim, limit=limit, used=used)
             if used - amount <= limit < used:
-                owner = budget_owner(account.run_id, node)
+                owner = budget_owner(place.run_id, node)
                 event = LedgerBreached(level="graph", owner=owner, dim=dim, used=used, limit=limit)
                 append(tx, event, now=now, pid=pid)
     return over

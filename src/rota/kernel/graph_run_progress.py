@@ -168,8 +168,9 @@ class GraphRunProgress:
         row = (name, agent.name, agent.pid, agent.project_id, fence, now, entry.sched_id, *values)
         tx.run(sql.RUN_CREATE, row)
         graph_budgets.open_lines(tx, name, budgets, now, agent.pid)
-        if budgets:
-            graph_budgets.count_in(tx, entry.sched_id, GraphAccount(name))
+        around = None if entry.account is None else entry.account.around
+        if budgets or around is not None:
+            graph_budgets.count_in(tx, entry.sched_id, GraphAccount(name).inside(around))
         return run_from_row(tx.run(sql.RUN_INFO, (name,))[0])
 
     def _name_of(self, tx: Transaction, entry: ReadyEntry, graph: str) -> str:
@@ -228,7 +229,9 @@ class GraphRunProgress:
             held = tx.run(sql.RUN_HELD, (run_id, fence))
             if not held:
                 raise stale(tx, run_id)
-            return self._queue.enqueue_batch_in(tx, batch, held[0][0], self._env.now())
+            project_id, sched_id = held[0]
+            within = None if sched_id is None else graph_budgets.account_around(tx, sched_id)
+            return self._queue.enqueue_batch_in(tx, batch, project_id, self._env.now(), within=within)
 
         return self._env.write_keeping_cache(work) if batch else []
 

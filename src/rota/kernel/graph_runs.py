@@ -193,6 +193,9 @@ class GraphRuns(GraphRunProgress):
             run = run_from_row(find_row(tx, run_id))
             self._check_resumable(tx, run)
             sched_id = self._enqueue_coordinator(tx, run.pid, run_id, run.inputs, now)
+            around = None if run.sched_id is None else graph_budgets.account_around(tx, run.sched_id)
+            if around is not None:
+                graph_budgets.count_in(tx, sched_id, GraphAccount(run_id).inside(around))
             event = GraphRunStarted(run_id=run_id, graph=run.graph, sched_id=sched_id, resumed=True)
             fence = append(tx, event, now=now, pid=run.pid, correlation_id=run_id)
             tx.run(sql.RUN_RESUME, (run_id, fence, now, sched_id))

@@ -135,6 +135,7 @@ def record_usage(
         ask=payer.ask,
         model=payer.model,
         account=None if payer.account is None else (payer.account.run_id, payer.account.node),
+        outer=[] if payer.account is None else [(place.run_id, place.node) for place in payer.account.outer],
     )
     event_id = append(tx, event, now=now, pid=payer.pid)
     flows.save_moves(tx, moves, event_id=event_id)

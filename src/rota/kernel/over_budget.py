@@ -26,7 +26,7 @@ def over_budget_of(  # noqa: PLR0917  # what a charge knows
 ) -> RunOverBudget | None:
     """Return the first budget that a run has exceeded: its own ceiling, its agent's grant, or those of its graph run.
 
-    The coordinator of a graph run goes on: it decides what happens then.
+    The coordinator of a graph run goes on, as `charge_lines` says: it decides what happens then.
     """
     for dim, most in needs.ceiling.items():
         if spent.get(dim, 0) > most:
@@ -36,7 +36,7 @@ def over_budget_of(  # noqa: PLR0917  # what a charge knows
             return RunOverBudget(
                 sched_id=sched_id, token=token, level="agent", dim=dim, used=line.used, limit=line.hard_limit
             )
-    if in_graph is not None and needs.account is not None and needs.account.node:
+    if in_graph is not None:
         dim, used, limit = in_graph.dim, in_graph.used, in_graph.limit
         return RunOverBudget(sched_id=sched_id, token=token, level="graph", dim=dim, used=used, limit=limit)
     return None

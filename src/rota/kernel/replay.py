@@ -17,6 +17,7 @@ one range.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -295,8 +296,8 @@ class KernelState(msgspec.Struct):
             case events.GraphBudgetSet():
                 key = data.run_id, data.node, data.dim
                 self.graph_budgets[key] = data.limit, self.graph_budgets.get(key, (0, 0))[1]
-            case events.LedgerCharged(account=(run_id, node)):
-                for dim, amount in data.amounts.items():
+            case events.LedgerCharged(account=tuple(account)):
+                for (run_id, node), (dim, amount) in product([account, *data.outer], data.amounts.items()):
                     for key in {(run_id, "", dim), (run_id, node, dim)} & self.graph_budgets.keys():
                         limit, used = self.graph_budgets[key]
                         self.graph_budgets[key] = limit, used + amount

@@ -186,9 +186,9 @@ def encode_needs_and_options(
 ) -> tuple[str | None, str | None]:
     """Return a spec's needs and options as stored; None where every field has its default.
 
-    `account` is that of the entry that spawned it.
+    `account` is that of the entry that spawned it, or of the node that its graph run is.
     """
-    if spec.is_plain and path is None:
+    if spec.is_plain and path is None and account is None:
         return None, None
     needs = Needs(
         spec.expected,
@@ -199,7 +199,7 @@ def encode_needs_and_options(
         path,
         spec.concurrency_key,
         spec.concurrency_limit,
-        account=spec.account or account,
+        account=account if spec.account is None else spec.account.inside(account),
     )
     options = EntryOptions(
         spec.tags,

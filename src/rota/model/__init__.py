@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rota.model.entry_status import STATUSES, EntryStatus
     from rota.model.events import Event
     from rota.model.explanation import Explanation, ExplanationSummary, HistoryStep, StartEstimate, Suggestion
-    from rota.model.graph_budgets import GraphAccount, GraphBudgetLine
+    from rota.model.graph_budgets import GraphAccount, GraphBudgetLine, GraphPlace
     from rota.model.graph_runs import GraphCancellation, GraphNodeReport, GraphRun, GraphRunInfo, GraphRunReport
     from rota.model.lifecycle import AgentState, EntryState, ProjectStatus
     from rota.model.money import COST_DIM, USD, amount_text, amounts_text, dim_text, dollars, micro_of
@@ -107,6 +107,7 @@ __all__ = [
     "GraphBudgetLine",
     "GraphCancellation",
     "GraphNodeReport",
+    "GraphPlace",
     "GraphRun",
     "GraphRunInfo",
     "GraphRunReport",
@@ -190,7 +191,7 @@ __getattr__ = exports(
             "StartEstimate",
             "Suggestion",
         ),
-        "graph_budgets": ("GraphAccount", "GraphBudgetLine"),
+        "graph_budgets": ("GraphAccount", "GraphBudgetLine", "GraphPlace"),
         "graph_runs": ("GraphCancellation", "GraphNodeReport", "GraphRun", "GraphRunInfo", "GraphRunReport"),
         "lifecycle": (
             "AgentState",

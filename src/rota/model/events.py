@@ -247,6 +247,7 @@ class LedgerCharged(EventData, frozen=True, kw_only=True):
     ask: str | None = None  # the key of what the run acquired from a limit, if this settles it
     model: str | None = None  # that was used, if the caller named it
     account: tuple[str, str] | None = None  # the graph run and the node in whose budgets it counts, too
+    outer: list[tuple[str, str]] = []  # the runs and nodes around that one, in whose budgets it counts as well
 
 
 class LedgerRefunded(EventData, frozen=True, kw_only=True):

@@ -3,6 +3,9 @@
 The budget of a run is the most that all of its entries may use together; the budget of a node the most that all entries
 of this node may use in the run. Both are lines of the ledger, in which usage is counted as it is charged. A line with
 the node "" is the run's own.
+
+A node may be another graph. What its run uses counts in the budgets of the inner run, and in those of the outer run and
+its node: the account of an entry names all of them.
 """
 
 from __future__ import annotations
@@ -13,26 +16,72 @@ from typing import Literal
 
 import msgspec
 
-from rota.errors import SchedInvalidPayload
+from rota.errors import LimitExceeded, SchedInvalidPayload
 from rota.model.checks import Checks
 from rota.model.money import amount_text, dim_text
 
-__all__ = ["NODE_CHARS_MAX", "GraphAccount", "GraphBudgetLine", "budget_owner", "left_of", "used_up"]
+__all__ = [
+    "NESTED_MAX",
+    "NODE_CHARS_MAX",
+    "GraphAccount",
+    "GraphBudgetLine",
+    "GraphPlace",
+    "budget_owner",
+    "left_of",
+    "used_up",
+]
 
 _NOTHING: Mapping[str, int] = {}
+NESTED_MAX = 32  # runs around a run whose budgets count what it uses
 NODE_CHARS_MAX = 256  # of a node's name
 _account = Checks("GraphAccount", SchedInvalidPayload)
 
 
-class GraphAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The graph run and the node in whose budgets an entry counts; what it spawns counts there, too."""
+class GraphPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A graph run and a node of it, in whose budgets an entry counts."""
 
     run_id: str
     node: str = ""  # "": the run's coordinator, which counts in the budget of the run only
     on_over: Literal["fail", "wait"] = "fail"  # wait: a run over the budget goes back to the queue
 
+
+class GraphAccount(GraphPlace, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The graph run and the node in whose budgets an entry counts; what it spawns counts there, too.
+
+    If the run is that of a node of another run, the entry counts in the budgets of that node and run as well.
+    """
+
+    outer: tuple[GraphPlace, ...] = ()  # the innermost first; the store fills it in
+
+    @property
+    def places(self) -> tuple[GraphPlace, ...]:
+        """All runs and nodes in whose budgets an entry with this account counts."""
+        return (GraphPlace(self.run_id, self.node, self.on_over), *self.outer)
+
+    @property
+    def held_by(self) -> tuple[GraphPlace, ...]:
+        """Those whose budgets hold up the entry; a coordinator decides what happens, unless its node waits."""
+        return self.places if self.node else tuple(place for place in self.outer if place.on_over == "wait")
+
+    @property
+    def around(self) -> GraphAccount | None:
+        """The account of the node that an entry with this account coordinates a run of; None if it is none."""
+        places = self.places if self.node else self.outer
+        return GraphAccount(places[0].run_id, places[0].node, places[0].on_over, places[1:]) if places else None
+
+    def inside(self, around: GraphAccount | None) -> GraphAccount:
+        """Return the account of an entry that counts in those of another account as well."""
+        if around is None:
+            return self
+        outer = around.outer if around.run_id == self.run_id else around.places
+        if len(outer) > NESTED_MAX:
+            raise LimitExceeded("NESTED_MAX", NESTED_MAX, len(outer), field="account")
+        return msgspec.structs.replace(self, outer=outer)
+
     def check(self) -> None:
         """Raise unless the names can be stored. Not done when a stored row is decoded: that must not raise."""
+        if self.outer:
+            raise _account.refuse("outer", "is filled in by the store")
         _account.text("run_id", self.run_id)
         if self.node != "":
             _account.text("node", self.node, NODE_CHARS_MAX)

@@ -104,9 +104,6 @@ def graph_warnings(fleet: Fleet) -> Iterator[str]:
             if not each.execution.agent and ":" in each.type and (problem := import_problem(each.type, fleet.folder)):
                 yield f"{key}.file: component {each.id}: {problem}, so its runs fail"
         for node, named in read.agents:
-            if named in fleet.graphs and agent.budgets:
-                text = f"what a run of graph {named} uses counts in its own budget, not in that of {name}"
-                yield f"{key}.file: component {node}: {text}: set one in {join_key('graphs', named)}"
             other = fleet.agents.get(named) or fleet.graphs.get(named)
             if other is not None and other.project != agent.project:
                 wall = " ".join(project or "-" for project in (agent.project, other.project))

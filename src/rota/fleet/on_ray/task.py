@@ -307,6 +307,9 @@ class NodeChannel:
         if is_much:
             self._flush()
 
+    def coordinates(self, run_id: str) -> None:
+        """Nothing: a graph run is coordinated by a supervisor."""
+
     def log_tail(self) -> str:
         """Return the end of the log."""
         with self._lock:

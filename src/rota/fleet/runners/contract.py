@@ -209,6 +209,10 @@ class RunChannel(AgentChannel, Protocol):
         """The `cpu` settings of the run, or what is enforced of them, have changed since it started."""
         ...
 
+    def coordinates(self, run_id: str) -> None:
+        """The run coordinates this graph run: what it charges counts there from now on."""
+        ...
+
     def log_tail(self) -> str:
         """Return the end of the log, for a result."""
         ...

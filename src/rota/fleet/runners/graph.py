@@ -58,7 +58,7 @@ from rota.graph.stop import StopToken
 from rota.host.process_cpu import thread_cpu_s
 from rota.host.thread_settings import usable_cores
 from rota.model.core_grants import CoreGrant, CoreHost
-from rota.model.graph_budgets import GraphBudgetLine
+from rota.model.graph_budgets import GraphBudgetLine, used_up
 from rota.model.graph_runs import ENDED, GraphRun
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
@@ -122,6 +122,7 @@ class GraphRunner:
             return _failed(problem.message)
         if run.status in ENDED:
             return _outcome_of(run)
+        channel.coordinates(run.run_id)
         try:
             return self._advance(api, run, channel, stop, entry)
         except StoreUnavailable as problem:
@@ -150,8 +151,10 @@ class GraphRunner:
             plan = self._plan(run)
         except ComponentUnknown as problem:
             return self._not_importable(api, run, entry, problem)
-        if plan.spec.graph.island is None:
-            return self._run_epochs(api, run, plan, channel, stop)
+        account, is_island = _account(api, run, plan, channel, entry), plan.spec.graph.island is not None
+        options = self._options(api, run, account, channel, stop, fails_closed=is_island)
+        if not is_island:
+            return self._run_epochs(api, run, plan, channel, options)
         ask, host = island_ask(plan), this_host()
         try:
             grant = api.cores.grant(entry.sched_id, entry.token or 0, host, ask)
@@ -162,7 +165,7 @@ class GraphRunner:
             return RunOutcome(yield_after_s=refused_delay_s(api.clock.now() - entry.created_at))
         try:
             with self._placed(api, host, grant):
-                return self._run_epochs(api, run, plan, channel, stop)
+                return self._run_epochs(api, run, plan, channel, options)
         finally:
             with suppress(RotaError):  # it ends with the claim
                 release(api, entry.sched_id, entry.token or 0)
@@ -181,11 +184,8 @@ class GraphRunner:
             yield
 
     def _run_epochs(
-        self, api: SchedulerApi, run: GraphRun, plan: Plan, channel: RunChannel, stop: StopToken
+        self, api: SchedulerApi, run: GraphRun, plan: Plan, channel: RunChannel, options: RuntimeRunnerOptions
     ) -> RunOutcome:
-        account = _account(api, run, plan, channel)
-        fails_closed = plan.spec.graph.island is not None
-        options = self._options(api, run, account, channel, stop, fails_closed=fails_closed)
         runner = RuntimeRunner(plan, self._registry, options)
         result = runner.run()
         if result.scheduler_stop_reason is SchedulerStopReason.WAITING:
@@ -195,7 +195,12 @@ class GraphRunner:
             return RunOutcome(awaits=runner.awaits, yield_after_s=runner.due_in_s)
         if _is_lost(channel) and result.scheduler_stop_reason is SchedulerStopReason.ERROR:
             return _interrupted(result.errors[-1])
-        return self._ended(api, run, plan, result)
+        ended = self._ended(api, run, plan, result)
+        is_over_budget = any(error.code == "over_budget" for error in result.runtime_errors)
+        around = () if options.account is None else options.account.outer_lines
+        if ended.exit_kind == "failed" and is_over_budget and used_up(around) is not None:
+            return msgspec.structs.replace(ended, outcome="over_budget")  # the node that its run is decides
+        return ended
 
     def _plan(self, run: GraphRun) -> Plan:
         """Return the compiled graph of a run."""
@@ -313,18 +318,26 @@ def _failed(error: str) -> RunOutcome:
     return RunOutcome(exit_kind="failed", result={"error": error[:ERROR_CHARS_MAX]})
 
 
-def _account(api: SchedulerApi, run: GraphRun, plan: Plan, channel: RunChannel) -> ChannelAccount:
+def _account(api: SchedulerApi, run: GraphRun, plan: Plan, channel: RunChannel, entry: ReadyEntry) -> ChannelAccount:
     """Return the account of a run's components in its coordinator; the budgets of a new run are stored first."""
     budgets = lines_of(plan.spec, run.budget)
     if budgets:
         api.ledger.open_graph_budgets(run.run_id, budgets)
 
-    def read_lines() -> list[GraphBudgetLine]:
+    def read_lines(run_id: str = run.run_id) -> list[GraphBudgetLine]:
         # a component reads them after each charge: an outage then is no failure of the component
-        read, stops = partial(api.ledger.graph_budgets, run.run_id), lambda: channel.stop_reason is not None
+        read, stops = partial(api.ledger.graph_budgets, run_id), lambda: channel.stop_reason is not None
         return call_through_outage(api.clock, read, stops, repeats=True)
 
-    account = ChannelAccount(channel, read_lines, names_nodes=True)
+    around = None if entry.account is None else entry.account.around
+    # for the budget of a node that waits, the whole run waits in the queue
+    places = [place for place in (() if around is None else around.places) if place.on_over == "fail"]
+
+    def read_outer_lines() -> Iterator[GraphBudgetLine]:
+        for place in places:
+            yield from (line for line in read_lines(place.run_id) if line.node in ("", place.node))
+
+    account = ChannelAccount(channel, read_lines, read_outer_lines, names_nodes=True)
     account.refresh()
     return account
 

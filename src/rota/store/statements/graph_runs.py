@@ -82,8 +82,8 @@ RUN_WAITS = Statement(
 )
 RUN_HELD = Statement(
     "graph_run_held",
-    "The project of a live run, if no other process has taken it over.",
-    "SELECT project_id FROM graph_runs WHERE run_id = ?1 AND fence = ?2 AND ended_at IS NULL",
+    "The project and the coordinator of a live run, if no other process has taken it over.",
+    "SELECT project_id, sched_id FROM graph_runs WHERE run_id = ?1 AND fence = ?2 AND ended_at IS NULL",
 )
 RUN_END = Statement(
     "graph_run_end",
