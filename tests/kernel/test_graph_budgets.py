@@ -10,7 +10,8 @@ from rota.errors import LedgerInvalidAmount, LimitExceeded, SchedInvalidPayload
 from rota.kernel.replay import KernelState
 from rota.kernel.run_reports import RunReport
 from rota.model.events import GraphBudgetSet, LedgerBreached
-from rota.model.graph_budgets import NESTED_MAX, GraphAccount, left_of, used_up
+from rota.model.graph_budgets import NESTED_MAX, GraphAccount, GraphPlace, left_of, used_up
+from rota.model.graph_runs import BUDGETS_KEY, DOCUMENT_KEY, TEMPLATE
 from rota.model.reasons import OverBudget
 from rota.model.work import ScheduleSpec
 from tests.kernel.world import World
@@ -72,6 +73,32 @@ def test_a_charge_of_a_run_that_has_no_claim_counts_once_per_key(graph: World) -
     charge(RUN, {"tokens": 1}, key="3")
     graph.kernel.graphs.forget(RUN)
     assert graph.rows("SELECT * FROM charge_keys") == []
+
+
+@pytest.mark.parametrize("on_over", ["fail", "wait"])
+def test_what_a_nested_run_uses_is_held_to_the_budgets_around_it(graph: World, pid: int, on_over: Any) -> None:
+    """A node is another graph: its coordinator is claimed beyond the budget, unless the node waits for it."""
+    graphs = graph.kernel.graphs
+    inner = graph.agents.create("inner", TEMPLATE, metadata={DOCUMENT_KEY: {}, BUDGETS_KEY: {"": {"tokens": 500}}})
+    coordinator = graph.put(inner, account=GraphAccount(RUN, "writer", on_over))
+    claimed = graph.take_one()
+    assert claimed.token is not None
+    run = graphs.take_entry(coordinator, claimed.token)
+    graphs.enqueue(run.run_id, run.fence, [ScheduleSpec(pid, account=GraphAccount(run.run_id, "a")), ScheduleSpec(pid)])
+    for entry in graph.take(2):
+        assert entry.account is not None
+        assert GraphPlace(RUN, "writer", on_over) in entry.account.places
+        graph.queue.charge(entry.sched_id, {"tokens": 30}, token=entry.token)
+    assert used(graph) == {"": 60, "writer": 60}
+    assert [line.used for line in graph.ledger.graph_budgets(run.run_id)] == [30]
+    check_replay(graph)
+    (waiting,) = graphs.enqueue(run.run_id, run.fence, [ScheduleSpec(pid)])
+    assert graph.take(1) == []
+    (reason,) = graph.reasons_against(waiting)
+    assert isinstance(reason, OverBudget)
+    assert (reason.owner, reason.node, reason.used, reason.limit) == (RUN, "writer", 60, 40)
+    graph.queue.put_back(coordinator, token=claimed.token)
+    assert [entry.sched_id for entry in graph.take(1)] == ([] if on_over == "wait" else [coordinator])
 
 
 def test_the_accounts_around_one_are_filled_in_by_the_store(graph: World, pid: int) -> None:
