@@ -55,7 +55,7 @@ def test_the_life_of_a_run(fleet: Shell) -> None:
     assert (listed["status"], listed["inputs"], listed["budget"]) == ("running", {"topic": "wind"}, {"tokens": 700})
     shown = ok(fleet("graph", "show", "r1")).out
     assert "run r1 of report in project lab: running" in shown
-    assert "coordinator: entry 1 (ready), epoch 1" in shown
+    assert "coordinator: entry 1 (ready), epoch 1\n    why it is not running: rota why 1" in shown
     ok(fleet("run", "fleet.toml", "--until-idle"))
     shown = ok(fleet("graph", "show", "r1")).out
     assert "run r1 of report in project lab: succeeded" in shown

@@ -175,6 +175,8 @@ def _run_lines(report: GraphRunReport) -> list[str]:
     if run.sched_id is not None:
         state = f" ({report.coordinator})" if report.coordinator else ""
         lines.append(f"  coordinator: entry {run.sched_id}{state}, epoch {run.next_epoch_id}")
+        if report.coordinator == "ready":  # no worker has claimed it yet
+            lines.append(f"    why it is not running: rota why {run.sched_id}")
     for name, value in (("inputs", run.inputs), ("result", run.result)):
         if value not in (None, {}):
             lines.append(f"  {name}: {_json(value)}")
