@@ -336,7 +336,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "graph_run_fence": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "graph_run_counts": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "graph_run_graph": ("graph_runs by sqlite_autoindex_graph_runs_1",),
-    "graph_run_held": ("graph_runs by sqlite_autoindex_graph_runs_1",),
+    "graph_run_held": ("graph_runs by sqlite_autoindex_graph_runs_1", "agent_schedule_queue by key"),
     "graph_run_waits": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "graph_run_info": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "graph_run_next_entry": ("agent_schedule_queue at an end",),

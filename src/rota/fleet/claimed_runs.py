@@ -246,8 +246,11 @@ class ClaimedRuns:
 
     def lacks(self) -> dict[int, str]:
         """Return what cannot be imported here, by pid: for the first few agents that were left to others for that."""
-        found = {pid: told for pid, told in self.cannot_run().items() if not self._elsewhere[pid].is_function}
-        return {pid: found[pid].removeprefix("function here: ")[:NOTE_CHARS_MAX] for pid in list(found)[:LACKS_MAX]}
+        prefix, found = "function here: ", self.cannot_run()
+        told = {
+            pid: text.removeprefix(prefix)[:NOTE_CHARS_MAX] for pid, text in found.items() if text.startswith(prefix)
+        }
+        return {pid: told[pid] for pid in list(told)[:LACKS_MAX]}
 
     def look_again(self, pid: int) -> None:
         """Claim entries of a graph again, because a run began or ended: another one may call other functions."""

@@ -33,7 +33,7 @@ from rota.kernel.graph_run_rows import (
 from rota.kernel.journal import append
 from rota.kernel.lookups import find_agent
 from rota.kernel.queue import Queue
-from rota.kernel.rows import entry_from_row, json_text
+from rota.kernel.rows import decode_needs, entry_from_row, json_text
 from rota.model.checks import NOTE_CHARS_MAX, RESULT_BYTES_MAX, Checks
 from rota.model.events import (
     GraphRunCommitted,
@@ -183,7 +183,8 @@ class GraphRunProgress:
     def _take(self, tx: Transaction, run_id: str, sched_id: int | None, now: float) -> GraphRun:
         run = run_from_row(tx.run(sql.RUN_INFO, (run_id,))[0])
         check_readable(run)
-        graph_budgets.forget_charges(tx, run.fence)
+        if run.sched_id is None:  # otherwise it is charged with the claim of its coordinator
+            graph_budgets.forget_charges(tx, run.fence)
         fence = self._record_taken(tx, run, now)
         tx.run(sql.RUN_TAKE, (run_id, fence, now, sched_id))
         return run_from_row(tx.run(sql.RUN_GET, (run_id,))[0])
@@ -229,8 +230,9 @@ class GraphRunProgress:
             held = tx.run(sql.RUN_HELD, (run_id, fence))
             if not held:
                 raise stale(tx, run_id)
-            project_id, sched_id = held[0]
-            within = None if sched_id is None else graph_budgets.account_around(tx, sched_id)
+            project_id, needs_text = held[0]  # those of the coordinator
+            account = decode_needs(needs_text).account
+            within = None if account is None else account.around
             return self._queue.enqueue_batch_in(tx, batch, project_id, self._env.now(), within=within)
 
         return self._env.write_keeping_cache(work) if batch else []

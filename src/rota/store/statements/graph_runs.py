@@ -82,8 +82,9 @@ RUN_WAITS = Statement(
 )
 RUN_HELD = Statement(
     "graph_run_held",
-    "The project and the coordinator of a live run, if no other process has taken it over.",
-    "SELECT project_id, sched_id FROM graph_runs WHERE run_id = ?1 AND fence = ?2 AND ended_at IS NULL",
+    "The project of a live run and the needs of its coordinator, if no other process has taken it over.",
+    "SELECT r.project_id, q.needs FROM graph_runs r LEFT JOIN agent_schedule_queue q ON q.sched_id = r.sched_id "
+    "WHERE r.run_id = ?1 AND r.fence = ?2 AND r.ended_at IS NULL",
 )
 RUN_END = Statement(
     "graph_run_end",
