@@ -420,6 +420,28 @@ def test_a_nested_run_over_the_outer_budget_fails_with_its_numbers(budgets: Any)
     assert not [entry for entry in fleet.entries() if entry.state != "completed"]
 
 
+def test_nested_runs_that_use_exactly_the_outer_budget_succeed() -> None:
+    """Nothing is left when the first of them ends; the second needs nothing more."""
+    fleet = nested(graph(charges=1))
+    fleet.api.agents.update(fleet.api.agents.find("worker")[0].pid, priority=5)  # before the coordinators
+    outer = around("inner-1", budget={"tokens": 80}, map_over="topic")
+    started = fleet.api.graphs.start(outer, {"topic": ["owls", "bats"]}, run_id="r1")
+    fleet.api.queue.change(started.sched_id or 0, priority=9)
+    fleet.supervise()
+    run = fleet.api.graphs.show("r1").run
+    assert (run.error, run.result) == (None, {"result": [{"result": "owls done"}, {"result": "bats done"}]})
+
+
+def test_a_nested_run_that_needs_more_than_is_left_of_the_outer_budget_fails() -> None:
+    """Its entry was enqueued while something was left; the other run used the rest."""
+    fleet = nested(graph(charges=1))
+    fleet.api.agents.update(fleet.api.agents.find("worker")[0].pid, priority=5)
+    outer = around("inner-1", budget={"tokens": 40}, map_over="topic")
+    run = fleet.run(outer, topic=["owls", "bats"])
+    assert run.status == "failed"
+    assert "component part is over budget: tokens of run r1: 40 of 40 used" in run.error
+
+
 def test_a_nested_run_over_the_outer_budget_leaves_on_the_edge_of_its_node() -> None:
     fleet = nested(graph(charges=5))
     run = fleet.run(around("inner-1", budget={"tokens": 100}, on_over_budget="over"), topic="owls")

@@ -154,10 +154,16 @@ class DurableRun:
         return {entry_id: _outcome(entry) for entry_id, entry in found.items()}
 
     def cancel_queued(self, entry_ids: Sequence[int]) -> None:
-        """Cancel those of these entries that wait in the queue; those that run are stopped by their supervisor."""
+        """Cancel those of these entries that wait in the queue; those that run are stopped by their supervisor.
+
+        The coordinator of a run that has begun and is about to go on decides itself: it may need nothing more.
+        """
         for entry_id in entry_ids:
             with contextlib.suppress(IllegalTransition, SchedUnknownId):
-                self._call(partial(self._api.queue.cancel, entry_id))
+                entry = self._call(partial(self._api.queue.get, entry_id))
+                has_begun = entry.account is not None and entry.account.run_id != self._run.run_id
+                if not (has_begun and entry.status == "ready"):
+                    self._call(partial(self._api.queue.cancel, entry_id))
 
     def commit(self, next_epoch_id: int, checkpoint: bytes, waits: str | None = None) -> None:
         """Store a checkpoint in place of the previous one, and what the run waits for; durable when it returns."""
