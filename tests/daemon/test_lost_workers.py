@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from rota.errors import StoreCorrupt
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import WorkerLost
 from rota.model.workers import WORKER_ALIVE_S, SlotPool
+from rota.rpc import connect
 from rota.rpc.daemon import lost_workers
 from rota.store import Statement
-from tests.daemon.harness import PATIENCE_S, serving
+from tests.daemon.harness import PATIENCE_S, make_token, serving
 
+EXPIRE = Statement("test_expire", "Made for a test.", "UPDATE agent_schedule_queue SET claim_expires_at = 1")
 AGE = Statement("test", "Made for a test.", f"UPDATE workers SET seen_at = seen_at - {WORKER_ALIVE_S}")
 
 
@@ -62,6 +65,29 @@ def test_a_daemon_does_what_is_due_while_workers_only_send_heartbeats(
         assert client.queue.heartbeat(own.sched_id, own.token or 0).claim_expires_at > client.clock.now()
         assert client.queue.wait(lost.sched_id, PATIENCE_S).outcome == "claim_expired"
         assert client.queue.get(own.sched_id).state == "dispatched"
+
+
+@pytest.mark.parametrize("transport", ["unix", "url"])
+def test_a_daemon_that_was_away_leaves_claims_to_the_heartbeats_of_their_workers(
+    tmp_path: Path, transport: str
+) -> None:
+    path = str(tmp_path / "rota.db")
+    with serving(path, http=False) as served, served.client() as client:
+        pid = client.agents.create("reader")
+        run = client.queue.enqueue(ScheduleSpec(pid))
+        (entry,) = client.claim("box", incarnation="i", claim_timeout_s=60)
+        client.agents.transition(pid, "RUNNING")  # so that the next daemon asks itself whether its worker is gone
+    kernel = Kernel(store.open(path))
+    kernel.store.write(lambda tx: tx.run(EXPIRE))  # as if it had been away for longer
+    kernel.store.close()
+    access: dict[str, Any] = {"token": make_token(path, "work")} if transport == "url" else {}
+    with serving(path, http=transport == "url") as served, connect(getattr(served, transport), **access) as client:
+        assert client.claim("other") == []
+        assert client.queue.get(run).state == "dispatched"
+        assert client.agents.get(pid).state == "RUNNING"
+        client.queue.heartbeat(run, entry.token or 0)
+        assert client.claim("other") == []
+        assert client.queue.get(run).attempt == 1
 
 
 def test_what_cannot_be_done_at_a_daemon_does_not_undo_heartbeats(

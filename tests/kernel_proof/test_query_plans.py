@@ -510,6 +510,7 @@ COLD: Mapping[str, str] = {
     "clock_move_asks": _JUMP,
     "clock_move_windows": _JUMP,
     "clock_move_workers": _JUMP,
+    "worker_was_away": "All workers, when claims have expired and when a worker renews its registration.",
     "worker_claims": "For a listing, and while a worker is unseen; along the index of live claims.",
     "worker_count": "Every 15 s for each worker; there are at most WORKERS_MAX.",
     "worker_count_returned": "Only when claims have expired; there are at most WORKERS_MAX.",

@@ -127,6 +127,22 @@ def test_the_grant_of_a_claim_that_has_expired_does_not_count_before_a_worker_ta
     check_replay(world)
 
 
+def test_a_run_that_is_late_is_granted_cores_and_others_that_are_late_keep_theirs(world: World) -> None:
+    """The machine was suspended: all claims have expired, and the first run asks before any heartbeat is sent."""
+    leasing, asker = claimed(world, claim_timeout_s=30), claimed(world, "test", claim_timeout_s=30)
+    lease(world, leasing)
+    world.clock.advance(31)
+    with pytest.raises(LeaseRefused):
+        lease(world, asker)
+    world.queue.heartbeat(*asker)
+    with pytest.raises(LeaseRefused):
+        lease(world, asker)
+    world.queue.heartbeat(*leasing)
+    assert [world.state(each) for each, _ in (leasing, asker)] == ["dispatched", "dispatched"]
+    assert lease(world, leasing).leased == (1,)
+    check_replay(world)
+
+
 def claimed_again(world: World) -> tuple[int, int]:
     world.clock.advance(600)
     entry = world.take_one()

@@ -140,7 +140,7 @@ def begin_claim(
     now = env.read_clock(tx, writes=False)
     if ahead is not None and ((known := env.cache.due_summary(tx)) is None or known.is_due(now)):
         ahead = None
-    due = maintenance.run_due(tx, now, now_from_clock=True, sweeps=request.now is None)
+    due = maintenance.run_due(tx, now, now_from_clock=True, sweeps=request.now is None, claimant=request.worker)
     env.workers_seen.mark_seen(request.worker.worker_id, env.clock_offset.read_at)
     if due.affinity_until is not None:
         affinity.release_for_claim(tx, env, request, now)

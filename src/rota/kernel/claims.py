@@ -124,7 +124,9 @@ class Claims(Runs):
 
         def work(tx: Transaction) -> ReadyEntry:
             at = self._env.read_clock(tx, writes=False)
-            due = self.maintenance.run_due(tx, at, now_from_clock=True, sweeps=now is None, takes_in=False)
+            due = self.maintenance.run_due(
+                tx, at, now_from_clock=True, sweeps=now is None, takes_in=False, claimant=worker
+            )
             claim = ClaimPass(tx, self._env, request, at, due)
             claim.lift_holds()
             rows = tx.run(queue_sql.GET, (_queue.whole("sched_id", sched_id),))

@@ -51,6 +51,8 @@ __all__ = [
     "DUE_AGAIN_S",
     "OFFSET_KEY",
     "OWNERS_MAX",
+    "RETURN_EVERY_S",
+    "RETURN_S",
     "SEEN_EVERY_S",
     "SEEN_KEY",
     "TOUCHED_MAX",
@@ -63,6 +65,7 @@ __all__ = [
     "DueSummary",
     "KernelCache",
     "KernelEnvironment",
+    "ReturnOfWorkers",
     "WorkersSeen",
     "kernel_environment",
     "read_due_summary",
@@ -72,6 +75,8 @@ __all__ = [
 ALIVE_S = 300.0  # how long after it was last seen a worker without claims counts as alive
 WORKERS_MAX = 10_000  # workers remembered; the one first seen is dropped first
 DUE_AGAIN_S = 1.0  # how long a due summary counts while others write
+RETURN_S = 15.0  # for how long expired claims stay as they are when workers come back that were away
+RETURN_EVERY_S = 60.0  # how often that may begin, so that a worker that is always late does not keep all claims
 OWNERS_MAX = 20_000  # agents cached, and projects cached
 SEEN_EVERY_S = 10.0  # how old the stored wall-clock time may become while there is work
 SEEN_KEY = "clock_seen_at"  # the setting in the store that holds it
@@ -93,6 +98,7 @@ class KernelEnvironment(msgspec.Struct, frozen=True, eq=False):
     workers_seen: WorkersSeen
     waiters: EntryWaiters
     clock_offset: ClockOffset
+    returning: ReturnOfWorkers
     is_isolated: bool = False  # its transaction is rolled back
 
     def isolated(self) -> KernelEnvironment:
@@ -506,6 +512,31 @@ def worker_names(worker_id: str) -> tuple[str, ...]:
     return (worker_id, owner) if slash and owner else (worker_id,)
 
 
+class ReturnOfWorkers:
+    """When this process last saw a worker come back that was away for longer than its claims last.
+
+    The store or the machine was away, so other workers were away too, and their heartbeats are on their way. For
+    `RETURN_S` no claim is taken back. In memory only: each process sees by its own workers that it was away.
+    """
+
+    __slots__ = ("_monotonic", "_since")
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._since = -math.inf
+
+    def begin(self) -> None:
+        """A worker has come back."""
+        now = self._monotonic()
+        if now >= self._since + RETURN_EVERY_S:
+            self._since = now
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether other workers may still be coming back."""
+        return self._monotonic() < self._since + RETURN_S
+
+
 # --- the clock offset ----------------------------------------------------------------------------
 
 Compare: TypeAlias = Callable[[Transaction, KernelEnvironment, float, float], float]
@@ -529,18 +560,21 @@ class ClockOffset:
         self.is_noted = False  # whether it was recent when the clock was last read: then there is nothing to note
 
 
-_REMEMBERED: WeakKeyDictionary[Store, tuple[KernelCache, WorkersSeen, ClockOffset]] = WeakKeyDictionary()
+_Remembered: TypeAlias = tuple[KernelCache, WorkersSeen, ClockOffset, ReturnOfWorkers]
+_REMEMBERED: WeakKeyDictionary[Store, _Remembered] = WeakKeyDictionary()
 
 
 def kernel_environment(store: Store, clock: Clock, rng: random.Random, compare: Compare) -> KernelEnvironment:
     """Return the environment of a kernel. All kernels over one store share what is remembered of it."""
     remembered = _REMEMBERED.get(store)
     if remembered is None:
-        remembered = _REMEMBERED[store] = KernelCache(), WorkersSeen(clock.monotonic), ClockOffset(clock, compare)
-        in_child(remembered[1].forget)
+        seen, returning = WorkersSeen(clock.monotonic), ReturnOfWorkers(clock.monotonic)
+        remembered = _REMEMBERED[store] = KernelCache(), seen, ClockOffset(clock, compare), returning
+        in_child(seen.forget)
         # what nearly every transaction reads when nothing remembered is valid any more
         settings = (OFFSET_KEY, POLICY_KEY, SHARE_BY_KEY, SHARE_WINDOW_KEY)
         store.prefetch([(META_GET, (key,)) for key in settings])
         store.prefetch([(sql.DUE_SUMMARY, ()), (sql.FIRST_PROJECTS, ())])
-    cache, workers_seen, clock_offset = remembered
-    return KernelEnvironment(store, clock, rng, cache, workers_seen, EntryWaiters(store, clock), clock_offset)
+    cache, workers_seen, clock_offset, returning = remembered
+    waiters = EntryWaiters(store, clock)
+    return KernelEnvironment(store, clock, rng, cache, workers_seen, waiters, clock_offset, returning)

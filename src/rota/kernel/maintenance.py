@@ -11,6 +11,11 @@ before maintenance looks at it (clock_jumps.py).
 claim in strict order goes on when it comes to an entry that is not ahead of all that are left (claim_pass.py), so the
 bound never lets a lower priority go first. A policy that shares sees everything that is due.
 
+**Workers that were away.** While a worker cannot reach the store, or is suspended with its machine, its claims expire
+although its runs live. So a worker that comes back takes back no claims before it has renewed its registration, which
+it does after its heartbeats; and for some time after that the process that served it takes back none (`was_away` in
+workers.py, `ReturnOfWorkers`): other workers were away too.
+
 **A caller's time.** A claim may have a `now` of the caller. It decides which entries the claim sees, and nothing else
 goes by it: maintenance goes by the clock. Held entries that are runnable by then are lifted for the length of the
 claim and put back afterwards; nothing records that. Past deadlines are not swept by such a claim: the caller's time may
@@ -21,13 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+import msgspec
+
 from rota.kernel import affinity, contexts, dependencies, usage_windows, workers
 from rota.kernel.completion import end_runs
-from rota.kernel.environment import DueSummary, KernelEnvironment, read_due_summary, worker_names
+from rota.kernel.environment import RETURN_S, DueSummary, KernelEnvironment, read_due_summary, worker_names
 from rota.kernel.journal import append
 from rota.kernel.rows import decode_options
 from rota.kernel.run_reports import RunEnd
 from rota.model.events import EntriesExpired, EntriesHeldForWorker
+from rota.model.work import Worker
 from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import queue as queue_sql
@@ -68,28 +76,36 @@ class Maintenance:
         sweeps: bool = True,
         takes_in: bool = True,
         reclaims: bool = True,
+        claimant: Worker | None = None,
     ) -> DueSummary:
         """Do what is due; returns the due summary afterwards.
 
         `now_from_clock` says whether `now` comes from `read_clock`: a caller may pass any time. Without `sweeps`
         entries past their deadline stay as they are. Without `takes_in` the inbox stays as it is: for callers that may
         refuse and undo the transaction, because a row that is undone again and again is taken for a bad one. Without
-        `reclaims` expired claims stay as they are.
+        `reclaims` expired claims stay as they are. So they do for a `claimant`, the worker whose claim this is, while
+        workers come back that were away; the summary then says when to look again.
         """
         if now_from_clock:
             cached = self._env.cache.due_summary(tx)
             if cached is not None and not cached.is_due(now):
                 return cached
-        due = read_due_summary(tx)
+        due, spares = read_due_summary(tx), False
         if due.is_due(now):
             if now_from_clock:
                 self._env.note_time(tx, now)
+            if claimant is not None and reclaims and due.expires_at is not None and due.expires_at <= now:
+                spares = self._env.returning.is_going_on or workers.was_away(tx, claimant, now)
+                reclaims = not spares
             self._do_due(tx, due, now, sweeps=sweeps, takes_in=takes_in, reclaims=reclaims)
             due = read_due_summary(tx)
         if now_from_clock:
             self._env.cache.set_due_summary(tx, due, now)
         else:
             self._env.cache.invalidate()
+        if spares:  # only for this claim: another worker's may take them back
+            tx.effects.applies_to_equivalents = False
+            due = msgspec.structs.replace(due, expires_at=now + RETURN_S)
         return due
 
     def remember_due(self, tx: Transaction, now: float, *, until_due: bool = False) -> DueSummary:
@@ -102,6 +118,13 @@ class Maintenance:
             due = read_due_summary(tx)
             self._env.cache.set_due_summary(tx, due, now)
         return due
+
+    def expired_claims(self, tx: Transaction, now: float) -> frozenset[int]:
+        """Return the entries whose claims have expired and were not taken back, the first `RECLAIM_MAX`."""
+        expires_at = self.remember_due(tx, now).expires_at
+        if expires_at is None or expires_at > now:
+            return frozenset()
+        return frozenset(row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX)))
 
     def _do_due(
         self, tx: Transaction, due: DueSummary, now: float, *, sweeps: bool, takes_in: bool, reclaims: bool

@@ -68,7 +68,8 @@ class Runs:
         Then it does what is due, like a claim: workers whose slots are all taken claim nothing. That is a transaction
         of its own: whatever is wrong there, the claims are extended. In a daemon, where a call is one transaction, the
         daemon does it (rpc/daemon/lost_workers.py). A heartbeat that comes after its own claim has expired takes back
-        no other claim: the store or the machine was away, and the other workers have been late too.
+        no other claim, and for some time no claim does: the store or the machine was away, and the other workers have
+        been late too.
         """
         _queue.sequence("claims", claims)
         wanted = [_check_claim(each) for each in claims]
@@ -81,7 +82,7 @@ class Runs:
             nonlocal is_due, is_late
             is_due = is_late = False  # a store may run the work again
             at = self._env.read_clock(tx, writes=False) if now is None else now
-            expired = self._expired_claims(tx, at) if does_due else frozenset()
+            expired = self.maintenance.expired_claims(tx, at) if now is None else frozenset()
             answers: list[HeartbeatReply | RotaError] = []
             for sched_id, token in wanted:
                 rows = tx.run(sql.HEARTBEAT, (at, sched_id, token))
@@ -97,16 +98,11 @@ class Runs:
             return answers
 
         answers = self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
+        if is_late:
+            self._env.returning.begin()
         if is_due:
-            self._do_due(reclaims=not is_late)
+            self._do_due(reclaims=not (is_late or self._env.returning.is_going_on))
         return answers
-
-    def _expired_claims(self, tx: Transaction, now: float) -> frozenset[int]:
-        """Return the entries whose claims have expired and were not taken back, the first `RECLAIM_MAX`."""
-        expires_at = self.maintenance.remember_due(tx, now).expires_at
-        if expires_at is None or expires_at > now:
-            return frozenset()
-        return frozenset(row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX)))
 
     def _do_due(self, *, reclaims: bool) -> None:
         """Do what is due after a heartbeat; what goes wrong is logged, and tried again at the next one."""
@@ -257,8 +253,9 @@ class Runs:
     def run_due(self, *, reclaims: bool) -> bool:
         """Do what is due, in place of workers; returns whether claims have expired that are not taken back.
 
-        Without `reclaims` none is. While nothing is due, it writes nothing.
+        Without `reclaims` none is, and none while workers come back. While nothing is due, it writes nothing.
         """
+        reclaims = reclaims and not self._env.returning.is_going_on
 
         def work(tx: Transaction) -> bool:
             at = self._env.read_clock(tx, writes=False)

@@ -29,11 +29,13 @@ from rota.kernel.rows import DECODE_ERRORS
 from rota.kernel.turn import EXCEPT_AGENTS_MAX, check_worker
 from rota.model.checks import ID_CHARS_MAX, NOTE_CHARS_MAX, Checks
 from rota.model.events import WorkerLost
-from rota.model.workers import ONLY_KINDS, WORKER_ALIVE_S, SlotPool, WorkerInfo, WorkerKind
+from rota.model.work import Worker
+from rota.model.workers import ONLY_KINDS, WORKER_ALIVE_S, WORKER_REFRESH_S, SlotPool, WorkerInfo, WorkerKind
 from rota.store import Row, Transaction
 from rota.store.statements import workers as sql
 
 __all__ = [
+    "AWAY_S",
     "LOST_MAX",
     "POOLS_MAX",
     "Workers",
@@ -42,11 +44,13 @@ __all__ = [
     "read_runs",
     "read_workers",
     "remove_lost",
+    "was_away",
 ]
 
 LACKS_MAX = 20  # agents for which a worker says what it lacks
 POOLS_MAX = 64  # pools of slots of one worker, and kinds of one pool
 SLOTS_MAX = 1_000_000  # slots of one pool
+AWAY_S = WORKER_REFRESH_S + 5.0  # a worker that was not seen for longer was not only slow
 LOST_MAX = 100  # workers removed in one transaction
 _KINDS = get_args(WorkerKind)
 _worker = Checks("Worker", SchedInvalidPayload)
@@ -73,7 +77,7 @@ class Workers:
         replaces: bool = False,
     ) -> None:
         """Register a worker, or renew its registration; with `replaces` the earlier processes of its id are gone."""
-        check_worker(worker_id, incarnation)
+        worker = check_worker(worker_id, incarnation)
         _worker.one_of("kind", kind, _KINDS)
         _worker.name("host", host)
         _worker.whole("os_pid", os_pid, 0)
@@ -87,7 +91,10 @@ class Workers:
             now = self._env.read_clock(tx)
             if replaces:
                 tx.run(sql.REPLACE, (worker_id, incarnation))
-            remove_lost(tx, now)
+            if was_away(tx, worker, now):
+                self._env.returning.begin()
+            if not self._env.returning.is_going_on:
+                remove_lost(tx, now)
             tx.run(sql.REGISTER, (*row, now, draining))
             count = int(tx.run(sql.COUNT)[0][0])
             if count > WORKERS_MAX:
@@ -107,7 +114,9 @@ class Workers:
         return [worker for worker in found if worker.alive or lost]
 
     def remove_lost(self) -> None:
-        """Remove and record the workers that vanished; writes nothing while there is none."""
+        """Remove and record the workers that vanished; writes nothing while there is none, or while some come back."""
+        if self._env.returning.is_going_on:
+            return
         lost_at = self._env.read(next_lost_at)
         if lost_at is not None and lost_at <= self._env.read(lambda tx: now_as_stored(tx, self._env)):
             self._env.write_keeping_cache(lambda tx: remove_lost(tx, self._env.read_clock(tx)))
@@ -216,6 +225,15 @@ def count_returned(tx: Transaction, claims: Iterable[tuple[str | None, str | Non
     for (worker_id, incarnation), count in Counter(claims).items():
         if worker_id is not None:
             tx.run(sql.COUNT_RETURNED, (worker_id, incarnation or "", count))
+
+
+def was_away(tx: Transaction, worker: Worker, now: float) -> bool:
+    """Whether a registered worker is late to renew its registration, or let a claim expire since it last did.
+
+    It may live: the store could not be reached, or the machine was suspended. Its heartbeats come before the renewal,
+    so a claim that it has not extended by then is one that it does not know of.
+    """
+    return bool(worker.incarnation and tx.run(sql.WAS_AWAY, (worker.incarnation, now - AWAY_S, now)))
 
 
 def remove_lost(tx: Transaction, now: float) -> None:

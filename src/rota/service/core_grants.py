@@ -78,18 +78,19 @@ class CoreGrants:
     def grant(self, sched_id: int, token: int, host: CoreHost, ask: CoreAsk) -> CoreGrant:
         """Grant a live claim what it asks of a host, or raise the refusal; both are recorded."""
         admission = resolve_name(ADMISSION)
-        env = self._kernel.env
+        env, queue = self._kernel.env, self._kernel.queue
 
         def work(tx: Transaction) -> CoreGrant | Refused:
             now = env.read_clock(tx)
-            # an expired claim has no cores
-            self._kernel.queue.maintenance.run_due(tx, now, now_from_clock=True, takes_in=False)
-            run = self._kernel.queue.live_run(tx, sched_id, token)
+            run = queue.live_run(tx, sched_id, token)
+            # an expired claim has no cores, unless its worker may be coming back, as that of a late claim is
+            spares = env.returning.is_going_on or sched_id in queue.maintenance.expired_claims(tx, now)
+            queue.maintenance.run_due(tx, now, now_from_clock=True, takes_in=False, reclaims=not spares)
             has_ended = remove_ended(tx, now)
             agent = find_agent(tx, run.pid)
             asker = admission.Asker(sched_id, token, run.pid, agent.name, run.project_id, now)
             record: list[EventData] = []
-            live = live_grants(tx, now, host.key)
+            live = live_grants(tx, 0.0 if spares else now, host.key)
             if has_ended:  # those who waited for it come first
                 live += self._wake_refused(tx, host.key, now, before=sched_id)
             try:

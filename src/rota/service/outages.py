@@ -7,7 +7,8 @@ supervisor, or one that runs entries of graphs) waits and makes the call again. 
     claims, reports, heartbeats     their loops never end: they repeat what failed, however long the outage lasts
     calls for one run               wait here, at most `OUTAGE_S`; after that the run has an error like any other
     the first call of a supervisor  waits here, at most `OUTAGE_S`: its daemon may be started after it
-    a claim that expired meanwhile  is another worker's: the run is stopped (`fenced`) at its next heartbeat or report
+    a claim that expired meanwhile  is extended by the first heartbeat, unless another worker that was not cut off has
+                                    taken it back: then the run is stopped (`fenced`) at its next heartbeat or report
 
 No call waits for a run, or a worker, that is asked to stop anyway. A call whose response was lost may have been
 executed. It is repeated only if executing it twice has the effect of once (`repeats`); the client repeats those that

@@ -2,7 +2,7 @@
 
 An agent is RUNNING or WAITING while a worker runs it. If the worker died, perhaps with the daemon, nothing moves the
 agent on. So a daemon that starts suspends the agents that have no live claim. Some may have one whose worker is gone:
-they are suspended when that claim has expired, unless they have changed by then, which shows that a worker is there.
+they are suspended when that claim is taken back, unless they have changed by then, which shows that a worker is there.
 Agents that begin to run later are their worker's business: between two claims a worker may well hold an agent RUNNING.
 """
 
@@ -29,10 +29,9 @@ class AgentRecovery:
         self._watched = kernel.agents.interrupted()
 
     def look(self) -> bool:
-        """Take back expired claims and suspend agents without a claim; returns whether there are any left to watch."""
+        """Suspend agents without a claim; returns whether there are any left to watch."""
         agents = self._kernel.agents
         if self._watched:
-            self._kernel.queue.upkeep()
             recovered = agents.recover_idle(self._watched)
             if recovered:
                 _log.info("suspended %d agents whose workers are gone: %s", len(recovered), recovered[:20])

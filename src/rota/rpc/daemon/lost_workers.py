@@ -12,10 +12,16 @@ from rota.errors import RotaError
 from rota.fault_log import FaultLog
 from rota.kernel import Kernel
 
-__all__ = ["LOOK_EVERY_S", "watch_workers"]
+__all__ = ["LOOK_EVERY_S", "watch_workers", "welcome_workers"]
 
 LOOK_EVERY_S = 15.0
 ASLEEP_S = 5.0  # a look that is later than this: the machine was asleep, and workers have not extended their claims yet
+
+
+def welcome_workers(kernel: Kernel) -> None:
+    """Do what became due while no daemon ran; workers whose claims have expired meanwhile first extend them."""
+    if kernel.queue.run_due(reclaims=False):
+        kernel.env.returning.begin()
 
 
 async def watch_workers(kernel: Kernel) -> None:
@@ -46,6 +52,8 @@ class _Looks:
         """
         last_at, self._looked_at = self._looked_at, self._kernel.clock.monotonic()
         was_asleep = self._looked_at - last_at > LOOK_EVERY_S + ASLEEP_S
+        if was_asleep:
+            self._kernel.env.returning.begin()
         reclaims, self._had_expired = self._had_expired and not was_asleep, False
         self._had_expired = self._kernel.queue.run_due(reclaims=reclaims)
         self._kernel.workers.remove_lost()

@@ -25,7 +25,7 @@ from rota.rpc.daemon.agent_recovery import AgentRecovery
 from rota.rpc.daemon.buffers import SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.daemon.connections import fit_open_files
-from rota.rpc.daemon.lost_workers import watch_workers
+from rota.rpc.daemon.lost_workers import watch_workers, welcome_workers
 from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory
 from rota.rpc.daemon.systemd import SystemdNotifier
 from rota.rpc.daemon.transport import DaemonLimits
@@ -134,6 +134,7 @@ class Daemon:
         retention = RetentionThread(kernel, RETENTION_AFTER_S)
         self.transport = transport = None if make is None else make(executor, handlers, self._memory, limits)
         try:
+            welcome_workers(kernel)
             await self._listen()
             address = f"unix:{self._directory.socket}"
             self.addresses = (address,) if transport is None else (address, await transport.open())

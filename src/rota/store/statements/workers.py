@@ -58,6 +58,13 @@ UNSEEN = Statement(
     postgres="SELECT worker_id, incarnation, host, returned, pools FROM workers WHERE seen_at <= ?1 "
     "ORDER BY seen_at, worker_id, incarnation LIMIT ?2",
 )
+WAS_AWAY = Statement(
+    "worker_was_away",
+    "Whether the worker of an incarnation was last seen before ?2, or a claim of it has expired since, by ?3.",
+    "SELECT 1 FROM workers w WHERE w.incarnation = ?1 AND (w.seen_at < ?2 OR EXISTS ("
+    "SELECT 1 FROM agent_schedule_queue q INDEXED BY idx_sched_queue_live WHERE q.state = 'dispatched' "
+    "AND q.claim_expires_at >= w.seen_at AND q.claim_expires_at <= ?3 AND q.incarnation = w.incarnation))",
+)
 RUNS = Statement(
     "worker_runs",
     "The running entries with their workers, longest running first, without those that wait for others: these have "
