@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rota.model.workers import WORKER_ALIVE_S, WORKER_REFRESH_S, SlotPool, Worke
 from rota.rpc import connect
 from rota.service.dispatcher import Dispatcher
 from tests.daemon.harness import make_token, serving
+from tests.host.support import until
 from tests.supervisor.world import PATIENCE_S, World
 
 
@@ -134,6 +136,74 @@ def test_a_worker_that_is_killed_is_lost_once(tmp_path: Path) -> None:
     assert kernels[0].workers.list(lost=True) == []
     for kernel in kernels:
         kernel.store.close()
+
+
+def test_the_claim_of_a_run_that_is_prepared_for_long_is_extended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store may be away just after a claim, and what the run needs cannot be read."""
+    world = World()
+    preparing, prepares = threading.Event(), threading.Event()
+
+    @world.rota.agent()
+    def work() -> None: ...
+
+    job = work.enqueue()
+    supervisor = world.rota.supervisor(2)
+    prepare = supervisor._claimed._assignment
+
+    def held(*args: Any) -> Any:
+        preparing.set()
+        assert prepares.wait(PATIENCE_S)
+        return prepare(*args)
+
+    monkeypatch.setattr(supervisor._claimed, "_assignment", held)
+    running = threading.Thread(target=supervisor.run, daemon=True)
+    running.start()
+    assert preparing.wait(PATIENCE_S)
+    claimed_at = world.clock.now()
+    world.until(lambda: (job.entry().claim_expires_at or 0) > claimed_at + 2 * CLAIM_TIMEOUT_S)
+    prepares.set()
+    assert world.ended(job).attempt == 1
+    supervisor.drain()
+    running.join(PATIENCE_S)
+    assert not running.is_alive()
+    world.close()
+
+
+SUSPENDED_PROGRAM = """
+import sys
+from rota import Rota
+rota = Rota(sys.argv[1])
+rota.command("stuck", ["sh", "-c", "while [ ! -e $0 ]; do sleep 0.05; done", sys.argv[2]], max_attempts=5).enqueue()
+rota.run(worker_id="box", slots=2, claim_timeout_s=1, heartbeat_s=0.3)
+"""
+
+
+@pytest.mark.parametrize("at", ["file", "daemon"])
+def test_a_supervisor_that_was_stopped_for_longer_than_its_claim_lasts_keeps_its_run(tmp_path: Path, at: str) -> None:
+    """It has a free slot, so a claim of it waits; when it goes on, the claim and the heartbeat are both due at once."""
+    path, gate = str(tmp_path / "rota.db"), tmp_path / "gate"
+    with ExitStack() as stack:
+        daemon = None if at == "file" else stack.enter_context(serving(path, http=False))
+        kernel = Kernel(store.open(path)) if daemon is None else daemon.daemon.handlers.kernel
+        address = path if daemon is None else daemon.unix
+        program = stack.enter_context(subprocess.Popen([sys.executable, "-c", SUSPENDED_PROGRAM, address, str(gate)]))
+        stack.callback(program.kill)
+        clock, queue = SystemClock(), kernel.queue
+        until(lambda: bool(kernel.journal.tail(kinds=("kernel.run.started",))))
+        (entry,) = queue.list(state="dispatched")[0]
+        for _ in range(3):
+            program.send_signal(signal.SIGSTOP)
+            until(lambda: (queue.get(entry.sched_id).claim_expires_at or 0) < clock.now() - 0.2)
+            program.send_signal(signal.SIGCONT)
+            until(lambda: (queue.get(entry.sched_id).claim_expires_at or 0) > clock.now())
+        gate.touch()
+        until(lambda: queue.get(entry.sched_id).state == "completed")
+        ended = queue.get(entry.sched_id)
+        assert (ended.exit_kind, ended.attempt) == ("completed", 1)
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(PATIENCE_S) == 0
+        if daemon is None:
+            kernel.store.close()
 
 
 def test_a_restart_under_the_same_id_replaces_the_killed_one_and_none_is_lost(tmp_path: Path) -> None:

@@ -62,12 +62,14 @@ class Heartbeats:
         tasks: Sequence[BackgroundTask],
         *,
         registration: WorkerRegistration,
+        preparing: Callable[[], list[tuple[int, int]]] = list,
         on_replaced: Callable[[StoreReplaced], bool] = lambda _: False,
     ) -> None:
         self._api = api
         self._on_replaced = on_replaced  # called when the store is no longer at its path; returns whether it acted
         self._heartbeat_s = heartbeat_s
         self._runs = runs
+        self._preparing = preparing  # entries and tokens of claims whose runs do not exist yet
         self._tasks = tasks
         self._registration = registration
         own = {CancelRequested.kind, RunOverBudget.kind}
@@ -152,11 +154,12 @@ class Heartbeats:
 
     def _send_heartbeats(self) -> None:
         """Extend every claim; stop a run whose claim was lost or whose entry is to be cancelled."""
+        preparing = self._preparing()  # first: one of them may become a run now, and must not be in neither list
         runs = self._runs()
-        if not runs:
+        if not runs and not preparing:
             return
-        answers = self._api.queue.heartbeat_many([(run.entry.sched_id, run.token) for run in runs])
-        for run, answer in zip(runs, answers, strict=True):
+        answers = self._api.queue.heartbeat_many([*((run.entry.sched_id, run.token) for run in runs), *preparing])
+        for run, answer in zip(runs, answers[: len(runs)], strict=True):
             if not isinstance(answer, RotaError):
                 if answer.cancel_requested:
                     run.stop("cancelled")

@@ -133,10 +133,12 @@ class SlotLoop:
             return list(self._runs.values())
 
     @property
-    def preparing(self) -> list[int]:
-        """The entries whose runs are still prepared."""
+    def preparing(self) -> list[tuple[int, int]]:
+        """The entries and claim tokens whose runs are still prepared."""
         with self._changed:
-            return sorted(sched_id for sched_id, _ in self._active - self._runs.keys())
+            return sorted(
+                (sched_id, token) for sched_id, token in self._active - self._runs.keys() if token is not None
+            )
 
     def stop_runs(self, stop: Callable[[LiveRun], object]) -> None:
         """Stop each run in this way; one that is still prepared is stopped as soon as it is ready."""

@@ -269,7 +269,13 @@ class Supervisor:
         heartbeat_s, tasks = self.settings.heartbeat_s, self._tasks
         on_replaced, registration = self._end_without_store, self._registration
         return Heartbeats(
-            self._api, heartbeat_s, lambda: self.runs, tasks, registration=registration, on_replaced=on_replaced
+            self._api,
+            heartbeat_s,
+            lambda: self.runs,
+            tasks,
+            registration=registration,
+            preparing=lambda: [claim for loop in self._loops for claim in loop.preparing],
+            on_replaced=on_replaced,
         )
 
     def drain(self, *, level: int = logging.INFO) -> None:
@@ -423,7 +429,7 @@ class Supervisor:
     def _run_names(self) -> list[str]:
         """The agent and entry of each run; of one that is still prepared, the entry."""
         names = [f"{run.assignment.agent.name} #{run.entry.sched_id}" for run in self.runs]
-        return names + [f"#{sched_id}" for loop in self._loops for sched_id in loop.preparing]
+        return names + [f"#{sched_id}" for loop in self._loops for sched_id, _ in loop.preparing]
 
     def _slot_pools(self) -> list[SlotPool]:
         pools = [SlotPool(loop.worker_id, loop.slots, loop.kinds) for loop in self.slot_loops]

@@ -58,10 +58,13 @@ class RunTokens:
         self._key: bytes | None = None  # once it is known to be stored
 
     def make(self, sched_id: int, token: int) -> str:
-        """Return the access token of a run, by its live claim; raises `StaleClaim` if there is none."""
+        """Return the access token of a run, by its live claim; raises `StaleClaim` if there is none.
+
+        The claim may have expired, if nothing has taken it back: its worker was away, and a heartbeat extends it.
+        """
         _run.whole("sched_id", sched_id)
         _run.whole("token", token)
-        if self.live_claim(sched_id, token) is None:
+        if self._env.read(partial(_read_claim, sched_id=sched_id, token=token)) is None:
             if not self._env.read(lambda tx: tx.run(queue_sql.GET, (sched_id,))):
                 raise SchedUnknownId(sched_id)
             text = f"token {token} is not the live claim of entry {sched_id}"
