@@ -137,7 +137,7 @@ def test_quarantines_alerts_lost_workers_drains_and_own_events_are_told(harness:
         ("quarantined", "lab", "coder is quarantined: 5 failures in a row"),
         ("drained", None, "worker box has drained: all of its runs have ended"),
         ("budget_alert", "lab", "lab: 80% of the tokens budget is used, 81,000 of 100,000"),
-        ("worker_lost", None, "worker box on rack-1 is lost: 2 entries requeued"),
+        ("worker_lost", None, "worker box on rack-1 is lost with 2 runs, which are tried again if attempts are left"),
         ("deploy.*", None, "deploy.finished"),
     ]
     assert notices(harness)[-1]["payload"] == {"version": 7}

@@ -367,7 +367,12 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
     (
         events.WorkerLost(worker_id="w", host="box", entries=1),
         None,
-        [("bad", "worker w on box is lost: 1 entry went back to the queue")],
+        [("bad", "worker w on box is lost with 1 run, which is tried again if attempts are left")],
+    ),
+    (
+        events.WorkerLost(worker_id="w", host="box", entries=0),
+        None,
+        [("bad", "worker w on box is lost: it ran nothing")],
     ),
     (
         events.HookDropped(hook="pager", count=3),

@@ -21,6 +21,7 @@ from rota.errors import RotaError
 from rota.host import Capabilities, cpu_states, detect
 from rota.kernel import Kernel
 from rota.model import CpuSettings, Event
+from rota.model.workers import lost_worker_text
 from rota.policy import make, names
 from rota.service import RunLogs, StorePolicies, make_policy
 from rota.store import SQLITE_OLDEST, check_address, is_postgres, without_password
@@ -257,7 +258,7 @@ def _jumped(event: Event) -> tuple[str, str]:
 
 def _lost(event: Event) -> tuple[str, str]:
     worker, host, entries = (event.payload[field] for field in ("worker_id", "host", "entries"))
-    return f"worker {worker} on {host} vanished, and {entries:,} entries went back", "rota run fleet.toml"
+    return lost_worker_text(worker, host, entries), "rota run fleet.toml"
 
 
 _TROUBLE = {

@@ -34,6 +34,7 @@ from rota.model.events import (
 )
 from rota.model.money import amount_text, dim_text
 from rota.model.work import Agent, ReadyEntry
+from rota.model.workers import lost_worker_text
 
 __all__ = [
     "HOOK_KIND",
@@ -223,8 +224,7 @@ def _summary(  # noqa: PLR0911  # one for each name
         case "drained":
             return f"worker {body.get('worker_id')} has drained: all of its runs have ended"
         case "worker_lost":
-            entries = f"{body.get('entries', 0)} entries requeued"
-            return f"worker {body.get('worker_id')} on {body.get('host')} is lost: {entries}"
+            return lost_worker_text(str(body.get("worker_id")), str(body.get("host")), int(body.get("entries", 0)))
         case "test":
             return f"this is a test of the hook {wanted.hook}"
     return event.kind if agent is None else f"{event.kind} of {who}"

@@ -862,7 +862,7 @@ class WorkerLost(EventData, frozen=True, kw_only=True):
     kind = "kernel.worker.lost"
     worker_id: str
     host: str
-    entries: int  # that went back to the queue because their claims expired since it was last seen
+    entries: int  # whose claims expired since it was last seen; each is retried, or ends if no attempt is left
     incarnation: str = ""
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "SlotPool",
     "WorkerInfo",
     "WorkerKind",
+    "lost_worker_text",
     "takes_no_kind",
 ]
 
@@ -36,6 +37,14 @@ WorkerKind: TypeAlias = Literal["supervisor", "entry_worker", "graph"]
 def takes_no_kind(kinds: Collection[str]) -> bool:
     """Whether slots of these kinds also run entries that have no kind."""
     return ONLY_KINDS not in kinds
+
+
+def lost_worker_text(worker_id: str, host: str, entries: int) -> str:
+    """Return what the loss of a worker means for the entries whose claims have expired with it."""
+    if not entries:
+        return f"worker {worker_id} on {host} is lost: it ran nothing"
+    runs = "1 run, which is" if entries == 1 else f"{entries:,} runs, which are"
+    return f"worker {worker_id} on {host} is lost with {runs} tried again if attempts are left"
 
 
 class PlacementProblem(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from rota.model.events import Event
 from rota.model.graph_budgets import budget_owner
 from rota.model.money import amount_text, amounts_text, dim_text
 from rota.model.work import WEIGHT_UNIT
+from rota.model.workers import lost_worker_text
 from rota.observe.event_names import About, Describers, EntityNames, Line, TextTone, by_author, readable
 
 __all__ = ["FLEET_SENTENCES"]
@@ -226,8 +227,7 @@ def _supervisor(data: events.SupervisorChanged, _event: Event, _names: EntityNam
 
 
 def _worker_lost(data: events.WorkerLost, _event: Event, _names: EntityNames) -> Iterator[Line]:
-    went_back = f"{data.entries:,} entr{'y' if data.entries == 1 else 'ies'} went back to the queue"
-    yield "bad", f"worker {data.worker_id} on {data.host} is lost: {went_back}"
+    yield "bad", lost_worker_text(data.worker_id, data.host, data.entries)
 
 
 def _fired(data: events.TriggerFired, _event: Event, names: EntityNames) -> Iterator[Line]:

@@ -41,7 +41,7 @@ CLAIMS = Statement(
 )
 COUNT_RETURNED = Statement(
     "worker_count_returned",
-    "Add to the number of entries that a worker let go back to the queue; ?1 is its name or `name/kind`.",
+    "Add to the number of entries whose claims a worker let expire; ?1 is its name or `name/kind`.",
     "UPDATE workers SET returned = returned + ?3 WHERE incarnation = ?2 "
     "AND (worker_id = ?1 OR substr(?1, 1, length(worker_id) + 1) = worker_id || '/')",
 )
