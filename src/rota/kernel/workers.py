@@ -233,7 +233,8 @@ def was_away(tx: Transaction, worker: Worker, now: float) -> bool:
     It may live: the store could not be reached, or the machine was suspended. Its heartbeats come before the renewal,
     so a claim that it has not extended by then is one that it does not know of.
     """
-    return bool(worker.incarnation and tx.run(sql.WAS_AWAY, (worker.incarnation, now - AWAY_S, now)))
+    name, incarnation = worker.worker_id, worker.incarnation
+    return bool(incarnation and tx.run(sql.WAS_AWAY, (name, incarnation, now - AWAY_S, now)))
 
 
 def remove_lost(tx: Transaction, now: float) -> None:

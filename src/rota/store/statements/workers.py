@@ -60,10 +60,13 @@ UNSEEN = Statement(
 )
 WAS_AWAY = Statement(
     "worker_was_away",
-    "Whether the worker of an incarnation was last seen before ?2, or a claim of it has expired since, by ?3.",
-    "SELECT 1 FROM workers w WHERE w.incarnation = ?1 AND (w.seen_at < ?2 OR EXISTS ("
+    "Whether a worker was last seen before ?3, or its claims have expired since, by ?4; ?1 is its name or `name/kind`.",
+    "SELECT 1 FROM workers w WHERE w.incarnation = ?2 "
+    "AND (w.worker_id = ?1 OR substr(?1, 1, length(w.worker_id) + 1) = w.worker_id || '/') "
+    "AND (w.seen_at < ?3 OR EXISTS ("
     "SELECT 1 FROM agent_schedule_queue q INDEXED BY idx_sched_queue_live WHERE q.state = 'dispatched' "
-    "AND q.claim_expires_at >= w.seen_at AND q.claim_expires_at <= ?3 AND q.incarnation = w.incarnation))",
+    "AND q.claim_expires_at >= w.seen_at AND q.claim_expires_at <= ?4 AND q.incarnation = w.incarnation "
+    "AND (q.worker_id = w.worker_id OR substr(q.worker_id, 1, length(w.worker_id) + 1) = w.worker_id || '/')))",
 )
 RUNS = Statement(
     "worker_runs",
