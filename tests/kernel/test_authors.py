@@ -12,10 +12,25 @@ import pytest
 
 from rota import store
 from rota.kernel import Kernel, ScheduleSpec
-from rota.model.events import BudgetLent, EntriesClaimed, EntriesEnqueued, LedgerCharged, RunCheckpointed
-from rota.store.author import acting_as, current_author, keeping_author
+from rota.kernel.failover import fence_claims
+from rota.model.events import (
+    BudgetLent,
+    ClockJumped,
+    EntriesClaimed,
+    EntriesCompleted,
+    EntriesEnqueued,
+    EntriesExpired,
+    EntriesReleased,
+    EntriesReturned,
+    LedgerCharged,
+    RunCheckpointed,
+    StoreFailedOver,
+    WorkerLost,
+)
+from rota.model.workers import WORKER_ALIVE_S
+from rota.store.author import MAINTENANCE, acting_as, current_author, keeping_author
 from rota.store.migrations import STEPS
-from tests.kernel.world import World
+from tests.kernel.world import START, World
 from tests.store.files import script
 from tests.store.world import Caller
 
@@ -96,6 +111,57 @@ def test_what_a_run_does_under_its_claim_token_has_the_run_as_its_author(world: 
     assert authors(world, EntriesEnqueued.kind, since) == ["worker:box", f"run:{parent}"]
     assert authors(world, BudgetLent.kind, since) == [f"run:{parent}"]
     assert authors(world, LedgerCharged.kind, since) == [f"run:{parent}", "worker:box"]
+
+
+@pytest.mark.parametrize("door", ["heartbeat", "claim", "upkeep", "fair claim"])
+def test_what_happens_because_time_passes_has_maintenance_as_its_author(world: World, door: str) -> None:
+    pid = world.agent()
+    own, lost, failed, late, delayed = (
+        world.put(pid, **spec)
+        for spec in ({}, {}, {"max_attempts": 1}, {"deadline": START + 30, "priority": -1}, {"delay_s": 30})
+    )
+    token = world.take(1, claim_timeout_s=300)[0].token or 0
+    assert len(world.take(2, worker_id="dead", claim_timeout_s=30)) == 2
+    world.clock.advance(31)
+    since = world.journal.cursor()
+    with acting_as(f"run:{own}"):
+        if door == "heartbeat":
+            world.queue.heartbeat(own, token)
+        elif door == "upkeep":
+            world.queue.upkeep()
+        else:
+            world.dispatcher.claim("box", policy="strict" if door == "claim" else "eevdf")
+    found = {(event.kind, event.author) for event in world.events(since)}
+    claimed = {(EntriesClaimed.kind, f"run:{own}")} if "claim" in door else set()
+    kinds = (EntriesReturned.kind, EntriesCompleted.kind, EntriesExpired.kind, EntriesReleased.kind)
+    assert found == {(kind, MAINTENANCE) for kind in kinds} | claimed
+    assert [world.state(each) for each in (lost, failed, late)] == ["queued:backoff", "completed", "expired"]
+    assert world.state(delayed) == ("dispatched" if claimed else "queued")
+
+
+def test_a_jump_of_the_clock_and_a_lost_worker_have_maintenance_as_their_author(world: World) -> None:
+    world.kernel.workers.register("box", "i", kind="supervisor", host="h", os_pid=1, pools=[])
+    world.clock.advance(WORKER_ALIVE_S + 1)
+    since = world.journal.cursor()
+    world.clock.jump(3_600)
+    with acting_as("token:x"):
+        world.kernel.workers.register("other", "i", kind="supervisor", host="h", os_pid=1, pools=[])
+    assert [(event.kind, event.author) for event in world.events(since)] == [
+        (ClockJumped.kind, MAINTENANCE),
+        (WorkerLost.kind, MAINTENANCE),
+    ]
+
+
+def test_a_failover_has_maintenance_as_its_author(world: World) -> None:
+    world.put(world.agent())
+    world.take_one()
+    since = world.journal.cursor()
+    with acting_as("worker:box"):
+        world.store.write(lambda tx: fence_claims(world.kernel.env, tx, "1", "2"))
+    assert [(event.kind, event.author) for event in world.events(since)] == [
+        (StoreFailedOver.kind, MAINTENANCE),
+        (EntriesReturned.kind, MAINTENANCE),
+    ]
 
 
 def test_a_refused_call_leaves_no_author_behind(world: World) -> None:

@@ -57,6 +57,7 @@ from rota.model.reasons import BlockingBase
 from rota.model.work import ReadyEntry
 from rota.model.workers import ONLY_KINDS
 from rota.store import Row, Statement, Transaction
+from rota.store.author import MAINTENANCE, acting_as
 from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
 from rota.store.statements import ready_heads as head_sql
@@ -344,7 +345,8 @@ class ClaimPass:
         return (-rows[0][7], rows[0][8], rows[0][0]) if rows else None
 
     def _release_due(self) -> None:
-        self.has_unreleased = promote(self.tx, self.env, self.claimed_at)
+        with acting_as(MAINTENANCE):
+            self.has_unreleased = promote(self.tx, self.env, self.claimed_at)
         self.env.cache.drop_due_summary()
 
     def lift_holds(self) -> None:

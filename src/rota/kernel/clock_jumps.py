@@ -58,6 +58,7 @@ from rota.model.events import ClaimsExtended, ClockJumped, EntriesChanged
 from rota.policy import replenishment
 from rota.policy.replenishment import Allowance
 from rota.store import Transaction
+from rota.store.author import MAINTENANCE, acting_as
 from rota.store.statements import clock as sql
 from rota.store.statements import queue as queue_sql
 
@@ -84,7 +85,8 @@ def compare_clocks(tx: Transaction, env: KernelEnvironment, now: float, ahead_s:
         by_s = 0.0 if seen_at is None or now >= seen_at else -_whole_ms(seen_at - now)
         stored_s = ahead_s
         write_setting(tx, OFFSET_KEY, f"{known.boot_id} {ahead_s!r}")
-        _keep_ready(tx, by_s, now)  # the clock may have been put back since the stored time
+        with acting_as(MAINTENANCE):
+            _keep_ready(tx, by_s, now)  # the clock may have been put back since the stored time
     elif abs(ahead_s - stored_s) <= JUMP_MIN_S:  # no jump, or another process was first
         by_s = 0.0
     else:
@@ -94,7 +96,8 @@ def compare_clocks(tx: Transaction, env: KernelEnvironment, now: float, ahead_s:
         if by_s:
             write_setting(tx, OFFSET_KEY, f"{known.boot_id} {stored_s!r}")
     if by_s:
-        _move(tx, env, by_s, now)
+        with acting_as(MAINTENANCE):
+            _move(tx, env, by_s, now)
         write_setting(tx, SEEN_KEY, repr(now))
     known.offset_s, known.facts_version = stored_s, tx.facts_version
     tx.effects.on_rollback.append(lambda: setattr(known, "facts_version", -1))

@@ -15,6 +15,7 @@ from rota.kernel.maintenance import RECLAIM_MAX, reclaim_runs
 from rota.kernel.progress import NoRepeats
 from rota.model.events import StoreFailedOver
 from rota.store import Transaction
+from rota.store.author import MAINTENANCE, acting_as
 from rota.store.statements import claims as sql
 
 __all__ = ["fence_claims"]
@@ -24,10 +25,11 @@ def fence_claims(env: KernelEnvironment, tx: Transaction, before: str, after: st
     """Take back every live claim, and record why."""
     env.cache.invalidate()
     now = env.read_clock(tx)
-    append(tx, StoreFailedOver(before=before, after=after), now=now)  # first: its id comes after those that were lost
-    seen = NoRepeats("claims to take back")
-    while claims := tx.run(sql.STALE_CLAIMS, (math.inf, RECLAIM_MAX)):
-        seen.check(claims)
-        reclaim_runs(tx, env, [row[0] for row in claims], now)
+    with acting_as(MAINTENANCE):
+        append(tx, StoreFailedOver(before=before, after=after), now=now)  # its id comes after those that were lost
+        seen = NoRepeats("claims to take back")
+        while claims := tx.run(sql.STALE_CLAIMS, (math.inf, RECLAIM_MAX)):
+            seen.check(claims)
+            reclaim_runs(tx, env, [row[0] for row in claims], now)
     tx.effects.wake_parked = True
     env.cache.invalidate()

@@ -37,6 +37,7 @@ from rota.kernel.run_reports import RunEnd
 from rota.model.events import EntriesExpired, EntriesHeldForWorker
 from rota.model.work import Worker
 from rota.store import Row, Transaction
+from rota.store.author import MAINTENANCE, acting_as
 from rota.store.statements import claims as sql
 from rota.store.statements import queue as queue_sql
 
@@ -97,7 +98,8 @@ class Maintenance:
             if claimant is not None and reclaims and due.expires_at is not None and due.expires_at <= now:
                 spares = self._env.returning.is_going_on or workers.was_away(tx, claimant, now)
                 reclaims = not spares
-            self._do_due(tx, due, now, sweeps=sweeps, takes_in=takes_in, reclaims=reclaims)
+            with acting_as(MAINTENANCE):
+                self._do_due(tx, due, now, sweeps=sweeps, takes_in=takes_in, reclaims=reclaims)
             due = read_due_summary(tx)
         if now_from_clock:
             self._env.cache.set_due_summary(tx, due, now)

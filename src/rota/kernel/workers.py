@@ -32,6 +32,7 @@ from rota.model.events import WorkerLost
 from rota.model.work import Worker
 from rota.model.workers import ONLY_KINDS, WORKER_ALIVE_S, WORKER_REFRESH_S, SlotPool, WorkerInfo, WorkerKind
 from rota.store import Row, Transaction
+from rota.store.author import MAINTENANCE, acting_as
 from rota.store.statements import workers as sql
 
 __all__ = [
@@ -221,7 +222,7 @@ def _pools_text(pools: Sequence[SlotPool]) -> str:
 
 
 def count_returned(tx: Transaction, claims: Iterable[tuple[str | None, str | None]]) -> None:
-    """Count, for the workers of expired claims (name and incarnation of each), the entries that go back."""
+    """Count, for the workers of expired claims (name and incarnation of each), the entries that they lose."""
     for (worker_id, incarnation), count in Counter(claims).items():
         if worker_id is not None:
             tx.run(sql.COUNT_RETURNED, (worker_id, incarnation or "", count))
@@ -245,7 +246,8 @@ def remove_lost(tx: Transaction, now: float) -> None:
         if not any((pool.worker_id, incarnation) in live for pool in _pools(text)):
             tx.run(sql.LEAVE, (worker_id, incarnation))
             event = WorkerLost(worker_id=worker_id, host=host, entries=returned, incarnation=incarnation)
-            append(tx, event, now=now)
+            with acting_as(MAINTENANCE):
+                append(tx, event, now=now)
 
 
 def next_lost_at(tx: Transaction) -> float | None:

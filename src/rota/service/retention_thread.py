@@ -14,7 +14,7 @@ import uuid
 from rota.fault_log import FaultLog
 from rota.kernel import Kernel
 from rota.kernel.automatic_retention import LOOK_S
-from rota.store.author import keeping_author
+from rota.store.author import MAINTENANCE, acting_as
 
 __all__ = ["RetentionThread"]
 
@@ -32,7 +32,7 @@ class RetentionThread:
         self._holder = uuid.uuid4().hex
         self._faults = FaultLog("rota.retention")
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=keeping_author(self._serve), name="rota-retention", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="rota-retention", daemon=True)
 
     def start(self) -> None:
         """Start the thread, unless the store is in memory."""
@@ -47,8 +47,9 @@ class RetentionThread:
 
     def _serve(self) -> None:
         wait_s = self._first_after_s
-        while not self._closing.wait(wait_s):
-            wait_s = self._look()
+        with acting_as(MAINTENANCE):
+            while not self._closing.wait(wait_s):
+                wait_s = self._look()
 
     def _look(self) -> float:
         """Do what is due; return how long until the next look."""

@@ -17,9 +17,10 @@ from contextvars import ContextVar, Token
 from functools import cache
 from typing import Any, TypeVar
 
-__all__ = ["acting_as", "author_of_caller", "current_author", "keeping_author", "process_user"]
+__all__ = ["MAINTENANCE", "acting_as", "author_of_caller", "current_author", "keeping_author", "process_user"]
 
 T = TypeVar("T")
+MAINTENANCE = "rota:maintenance"  # the author of what happens because time passes, in any caller's transaction
 author_of_caller: ContextVar[str | None] = ContextVar("author_of_caller", default=None)  # None: the process's user
 
 
