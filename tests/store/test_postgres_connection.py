@@ -138,13 +138,30 @@ def test_an_address_is_shown_by_its_hosts_and_a_socket_as_local(host: str, shown
     assert parse_url(f"postgresql://{host}/work").shown == f"{shown}/work?schema=rota"
 
 
-def test_what_is_said_of_several_hosts_is_said_once_for_each() -> None:
+@pytest.mark.parametrize(("hosts", "why"), [
+    ("127.0.0.1:1", "Connection refused"),
+    ("127.0.0.1:1,127.0.0.1:2,localhost:3,127.0.0.2:4", "Connection refused"),
+])  # fmt: skip
+def test_what_several_hosts_have_in_common_is_said_once(hosts: str, why: str) -> None:
+    address = f"postgresql://rota@{hosts}/postgres?schema=rota"
     with pytest.raises(StoreUnavailable) as refused:
-        store.open("postgresql://rota@127.0.0.1:1,127.0.0.1:2/postgres?schema=rota")
-    said = str(refused.value)
-    assert (said.count("port 1 failed"), said.count("port 2 failed"), said.count("attempts")) == (1, 1, 0)
-    assert "hostaddr" not in said
-    assert "cannot be reached: connection to server at" in said
+        store.open(address)
+    assert refused.value.message == f"PostgreSQL at {parse_url(address).shown} cannot be reached: {why}"
+    assert "127.0.0.1" in refused.value.data["detail"]
+
+
+def test_a_name_that_no_host_can_have_is_said_as_an_address_that_cannot_be_reached() -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        store.open(f"postgresql://rota@{'x' * 70}/postgres?schema=rota")
+
+
+def test_what_differs_between_hosts_is_said_of_each(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        store.open(f"postgresql://rota@/postgres?host=127.0.0.1,{tmp_path}&port=1,2&schema=rota")
+    said = refused.value.message
+    assert "Connection refused (127.0.0.1:1); socket " in said
+    assert "No such file or directory" in said
+    assert said.count("127.0.0.1:1") == 1
 
 
 def test_the_hint_of_libpq_is_left_out_because_there_is_one(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ CONNECT_S_MAX = 5  # for each host
 TURN_S_MAX = 30.0  # how long a process waits for its turn
 STATEMENT_S_MAX = 60.0
 IDLE_S_MAX = 10.0  # how long a session may do nothing inside a transaction
+HOSTS_NAMED_MAX = 3  # hosts that are named with one problem
 CUT_S_MAX = 4  # how long a connection may be without an answer, seen from either side
 # a probe after 2 s of silence, then one a second; Linux gives up after `tcp_user_timeout`, others after 3 probes
 KEEPALIVE = {
@@ -161,7 +162,7 @@ def connect(
     given = {name: value for name, value in defaults.items() if name not in known}
     try:
         connection = _connected(address, given, read_only=read_only)
-    except psycopg.Error as problem:
+    except (psycopg.Error, UnicodeError) as problem:  # a name that no host can have is not encoded
         raise unavailable(address, problem) from None
     try:
         _check_version(address, connection)
@@ -250,11 +251,10 @@ _LOST_CLASSES = ("08", "53", "57", "58")
 _GONE_STATES = ("3F000", "42P01")  # no such schema, no such table
 _READ_ONLY_SERVER = ("session is read-only", "server is in hot standby mode")  # as libpq says it
 _LOCKED = "55P03"  # a statement waited for a lock for too long
+_HOST_FAILED = re.compile(r"- host: (.*?), port: (.*?), hostaddr: .*?: (.*)")  # as psycopg says it
+_CONNECTING = re.compile(r".*?\bconnection to server (?:at .*? failed: |on )(?:FATAL: +)?")
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
-# before the words of libpq, which name the host themselves
-_PREFIX = re.compile(
-    r"^(- host: .*?, hostaddr: (None|'.*?'): )?(connection failed: |connection is bad: |consuming input failed: )?"
-)
+_PREFIX = re.compile("connection failed: |connection is bad: |consuming input failed: ")  # psycopg's, before libpq's words
 _DISK_FULL, _NO_SPACE = "53100", "No space left on device"  # a session may not even begin
 _HINTS = (  # what to do where the server, or libpq, says one of these words
     (
@@ -305,10 +305,11 @@ def _refused(problem: BaseException) -> StoreError | None:
 
 def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_executed: bool = False) -> RotaError:
     """Return the error of a call that could not reach the server."""
+    data = {"address": address.shown, "detail": " ".join(str(problem).split())}
     if may_be_executed:
         text = f"the connection to {address.shown} was lost ({one_line(problem)}): the call may have been executed"
         hint = "When the server is back, see whether it was (`rota tail`), and repeat it only if it was not."
-        return StoreUnavailable(text, hint=hint, address=address.shown, may_be_executed=True)
+        return StoreUnavailable(text, hint=hint, may_be_executed=True, **data)
     if (refused := _refused(problem)) is not None:
         refused.data["address"] = address.shown
         return refused
@@ -322,7 +323,7 @@ def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_exec
     elif _LOCKED in states:
         text = f"PostgreSQL at {address.shown} kept a statement waiting: {one_line(problem)}"
         hint = "A session has locked what it needs. `rota doctor` names the oldest transaction."
-    return StoreUnavailable(text, hint=hint, address=address.shown)
+    return StoreUnavailable(text, hint=hint, **data)
 
 
 def _without_password(address: PostgresAddress) -> str:
@@ -334,12 +335,27 @@ def _without_password(address: PostgresAddress) -> str:
 def one_line(problem: BaseException) -> str:
     """Return the server's message, without the statement; or libpq's, without its hints, whose lines begin with a tab.
 
-    With several hosts it has one for each.
+    Of several hosts, those with the same problem are named together, the first few.
     """
     if isinstance(problem, RotaError):
         return problem.message
     if isinstance(problem, psycopg.Error) and problem.diag.message_primary:
         return " ".join(problem.diag.message_primary.split())
     lines = [line for line in str(problem).splitlines() if not line.startswith("\t")]
-    hosts = [_PREFIX.sub("", line) for line in lines if line.startswith("- host: ")]
-    return " ".join(_PREFIX.sub("", "; ".join(hosts) or " ".join(lines)).split()) or type(problem).__name__
+    hosts: dict[str, dict[str, None]] = {}  # by problem, in their order
+    for found in filter(None, map(_HOST_FAILED.fullmatch, lines)):
+        host, port, text = found.groups()
+        hosts.setdefault(_why(text), {})[f"{host}:{port}".replace("'", "")] = None
+    if len(hosts) > 1:
+        return "; ".join(f"{why} ({_first_few(list(names))})" for why, names in hosts.items())
+    return next(iter(hosts), None) or _why(" ".join(lines)) or type(problem).__name__
+
+
+def _why(text: str) -> str:
+    """Return libpq's message without the address of the server, which is known; the path of a socket stays."""
+    return " ".join(_CONNECTING.sub("", _PREFIX.sub("", text, count=1), count=1).split())
+
+
+def _first_few(names: list[str]) -> str:
+    more = f" and {len(names) - HOSTS_NAMED_MAX} more" if len(names) > HOSTS_NAMED_MAX else ""
+    return ", ".join(names[:HOSTS_NAMED_MAX]) + more
