@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
+from rota.model.workers import WORKER_SILENT_S, SlotPool
 from tests.cli.shell import Shell
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +111,7 @@ def test_what_keeps_work_from_being_done_is_noted_with_what_to_do(rota: Shell, p
     assert rights == f"other users may read {path} (644), including payloads"
     assert paused == "the fleet was paused by ann"
     assert over == f"agents over their grants: {pid}"
-    assert lost.startswith("1 claims have expired")
+    assert lost.startswith("1 claim has expired")
     assert rota("doctor").code == 0
 
 
@@ -156,3 +158,22 @@ def test_the_doctor_says_what_the_machine_lets_us_do(rota: Shell) -> None:
     controls = [finding["words"] for finding in findings if finding["part"] == "controls"]
     assert any("reaper" in words for words in controls)
     assert any("control groups" in words for words in controls)
+
+
+def test_a_worker_that_is_silent_is_named_wherever_it_matters(rota: Shell, path: Path, pid: int) -> None:
+    """As when its process is stopped (SIGSTOP): its claims have not expired yet."""
+    clock = ManualClock(time.time() - WORKER_SILENT_S - 5)
+    stopped = Kernel(store.open(str(path), clock=clock))
+    running, ready = stopped.queue.enqueue_many([ScheduleSpec(pid)] * 2)
+    stopped.workers.register(
+        "box", "i", kind="supervisor", host="rack", os_pid=4711, pools=[SlotPool("box", 2), SlotPool("box/gpu", 1)]
+    )
+    assert [entry.sched_id for entry in stopped.queue.claim(worker_id="box", incarnation="i")] == [running]
+    stopped.store.close()
+    assert "box (silent for 2" in rota("ps").out
+    assert " silent" in rota("workers").out
+    for sched_id in (running, ready):
+        assert "its worker box has been silent for 2" in rota("why", sched_id).out
+    (note,) = [note for note in findings(rota)["note"] if "silent" in note]
+    assert note.startswith("worker box on rack is silent: last seen 2")
+    assert "kill -CONT 4711" in rota("doctor").out

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from rota.kernel.environment import RETURN_EVERY_S, RETURN_S
-from rota.kernel.workers import AWAY_S
 from rota.model.events import WorkerLost
-from rota.model.workers import WORKER_ALIVE_S, WORKER_REFRESH_S, SlotPool
+from rota.model.workers import WORKER_ALIVE_S, WORKER_REFRESH_S, WORKER_SILENT_S, SlotPool
 from tests.kernel.world import World
 
 TIMEOUT_S = 60.0
@@ -126,11 +125,11 @@ def test_a_claim_that_waits_leaves_its_worker_s_runs_alone_when_time_has_passed(
 def test_a_suspended_worker_s_waiting_claim_does_not_keep_others_from_taking_back(world: World, pid: int) -> None:
     """It waits at a daemon: both find the same, but only the one is suspended."""
     register(world, "suspended")
-    dead = running(world, pid, "dead", claim_timeout_s=AWAY_S)
+    dead = running(world, pid, "dead", claim_timeout_s=WORKER_SILENT_S)
     pass_time(world, WORKER_REFRESH_S, "box")
     world.waiter_of(lambda: claim(world, "suspended", wait_s=10_000))
     here = world.waiter_of(lambda: claim(world, "box", wait_s=10_000))
-    world.clock.advance(AWAY_S - WORKER_REFRESH_S + 1)
+    world.clock.advance(WORKER_SILENT_S - WORKER_REFRESH_S + 1)
     world.pass_time_until_done(here)
     assert world.queue.get(dead).attempt == 2
 

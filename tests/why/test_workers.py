@@ -16,7 +16,7 @@ from rota.kernel import Kernel, ScheduleSpec
 from rota.model import reasons
 from rota.model.agent_metadata import SETTINGS_KEY
 from rota.model.reasons import WorkerReason
-from rota.model.workers import WORKER_ALIVE_S, SlotPool
+from rota.model.workers import WORKER_ALIVE_S, WORKER_SILENT_S, SlotPool
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from rota.service.explanation_summary import explain_many
@@ -118,6 +118,30 @@ def test_every_fitting_worker_drains(kernel: Kernel) -> None:
     assert found.sentence() == f"every worker that could run it is draining (old): start one with `{START}`"
     register(kernel, "new", SlotPool("new", 1))
     assert outlook(kernel) is None
+
+
+def test_every_fitting_worker_is_silent(kernel: Kernel) -> None:
+    clock = kernel.clock
+    assert isinstance(clock, ManualClock)
+    register(kernel, "box", SlotPool("box", 2))
+    pid = kernel.agents.create("coder")
+    running, ready = kernel.queue.enqueue_many([ScheduleSpec(pid)] * 2)
+    kernel.queue.claim(worker_id="box", incarnation="i", claim_timeout_s=60)
+    clock.advance(WORKER_SILENT_S - 1)
+    assert outlook(kernel) is None
+    clock.advance(1)
+    found = reasons.WorkersSilent(workers=("box",), silent_s=WORKER_SILENT_S)
+    assert found.sentence() == "its worker box has been silent for 20 s: it is stopped, cut off from the store, or dead"
+    assert outlook(kernel) == found
+    assert [explain(Dispatcher(kernel), each).workers for each in (running, ready)] == [found, found]
+    assert explain(Dispatcher(kernel), ready).start.starts_at is None
+    register(kernel, "rack", SlotPool("rack", 1))
+    assert outlook(kernel) is None
+    assert explain(Dispatcher(kernel), running).workers == found
+    clock.advance(WORKER_ALIVE_S)
+    explained = explain(Dispatcher(kernel), running)
+    assert (explained.state, explained.claim_expired_at) == ("queued", clock.now() - WORKER_SILENT_S)
+    assert explain(Dispatcher(kernel), ready).claim_expired_at is None
 
 
 def test_every_fitting_slot_is_busy_and_the_entries_that_hold_them_are_named(kernel: Kernel) -> None:

@@ -9,7 +9,11 @@ import typer
 from rota.cli.options import STORE, AsJson, Limit, Offset, OnlyAgent, OnlyProject, Store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rota.cli.embedded_api import EmbeddedApi
     from rota.model import ReadyEntry, RunningEntry
+    from rota.rpc import Client
 
 __all__ = ["ps", "queue"]
 
@@ -143,6 +147,7 @@ def ps(
 
     with open_api(store) as api:
         running, total = api.queue.running(project_id=project, limit=limit, offset=offset)
+        silent = _silent_workers(api) if running and not as_json else {}
     if as_json:
         print_json({"running": running, "entries": [each.entry for each in running], "total": total})
         return
@@ -151,20 +156,34 @@ def ps(
         "workspace",
     )  # fmt: skip
     optional = ("project", "progress", "waits for", "workspace")
-    print_table(columns, map(_running_row, running), empty="nothing is running", optional=optional)
+    rows = [_running_row(run, silent) for run in running]
+    print_table(columns, rows, empty="nothing is running", optional=optional)
 
 
-def _running_row(run: RunningEntry) -> tuple[object, ...]:
-    from rota.cli.output import moment, now, when
+def _silent_workers(api: EmbeddedApi | Client) -> dict[str | None, float]:
+    """Return when each worker was last seen that was not seen lately, by the names under which it claims."""
+    from rota.errors import Forbidden
+
+    try:
+        found = api.workers.list(lost=True)
+    except Forbidden:  # workers are the operator's
+        return {}
+    return {pool.worker_id: worker.seen_at for worker in found if worker.silent for pool in worker.pools}
+
+
+def _running_row(run: RunningEntry, silent: Mapping[str | None, float]) -> tuple[object, ...]:
+    from rota.cli.output import moment, now, span, when
 
     entry, at = run.entry, now()
     progress = None if run.progress is None else f"{run.progress.fraction:.0%} {run.progress.text}".rstrip()
+    seen_at = silent.get(entry.worker_id)
+    silence = "" if seen_at is None else f" (silent for {span(at - seen_at)})"
     return (
         entry.sched_id,
         run.agent,
         entry.pid,
         entry.project_id,
-        entry.worker_id,
+        f"{entry.worker_id or ''}{silence}" or None,
         f"{entry.attempt} of {entry.max_attempts}",
         moment(entry.dispatched_at, at),
         progress,

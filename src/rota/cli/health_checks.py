@@ -20,8 +20,7 @@ from rota.cli.retention_text import retention_lines
 from rota.errors import RotaError
 from rota.host import Capabilities, cpu_states, detect
 from rota.kernel import Kernel
-from rota.model import CpuSettings, Event
-from rota.model.workers import lost_worker_text
+from rota.model import CpuSettings, Event, lost_worker_text
 from rota.policy import make, names
 from rota.service import RunLogs, StorePolicies, make_policy
 from rota.store import SQLITE_OLDEST, check_address, is_postgres, without_password
@@ -212,9 +211,11 @@ def _workers(part: str, kernel: Kernel) -> Iterator[Finding]:
     found = kernel.workers.list(lost=True)
     alive = [worker for worker in found if worker.alive]
     for worker in found:
-        if not worker.alive:
-            words = f"worker {worker.worker_id} on {worker.host} is lost: last seen {span(now() - worker.seen_at)} ago"
-            yield Finding(part, "note", words, "rota workers")
+        if worker.silent or not worker.alive:
+            state, since = "silent" if worker.alive else "lost", span(now() - worker.seen_at)
+            words = f"worker {worker.worker_id} on {worker.host} is {state}: last seen {since} ago"
+            look = f"ps -o pid,stat,cmd -p {worker.os_pid} (T is stopped: kill -CONT {worker.os_pid})"
+            yield Finding(part, "note", words, f"On {worker.host}: {look}." if worker.os_pid else "rota workers")
     if alive:
         slots, running = sum(worker.slots for worker in alive), sum(worker.running for worker in alive)
         names = ", ".join(worker.worker_id for worker in alive[:WORKERS_NAMED_MAX])
@@ -239,8 +240,9 @@ def _work(part: str, kernel: Kernel) -> Iterator[Finding]:
     late = [run for run in runs if run.claim_expires_at is not None and run.claim_expires_at < at]
     if late:
         since = max(at - (run.claim_expires_at or at) for run in late)
-        words = f"{len(late):,} claims have expired, the first {span(since)} ago, and no worker has claimed since"
-        yield Finding(part, "note", words, "Start a worker: the next claim reclaims them.")
+        claims = "1 claim has" if len(late) == 1 else f"{len(late):,} claims have"
+        words = f"{claims} expired, the first {span(since)} ago, and no worker has claimed since"
+        yield Finding(part, "note", words, "Start a worker: its first claim takes them back.")
 
 
 def _fell_back(event: Event) -> tuple[str, str]:

@@ -122,6 +122,8 @@ def _print_explanation(console: Console, found: Explanation, commands: list[str 
 
 
 def _print_reasons(console: Console, found: Explanation) -> None:
+    from rota.cli.output import when
+
     for heading, reasons in (("blocked by", found.blocking), ("eligible, but", found.ordering)):
         if reasons and found.state == "queued":
             console.print(f"\n[bold]{heading}[/]")
@@ -133,6 +135,9 @@ def _print_reasons(console: Console, found: Explanation) -> None:
     for each in found.ahead:
         agent, score = each.agent or f"agent {each.pid}", _named(each.score, each.pid, each.agent)
         console.print(f"    {each.sched_id} of {agent} (pid {each.pid}): {score}", style="dim", markup=False)
+    if found.claim_expired_at is not None:
+        expired = f"its claim expired {when(found.claim_expired_at, found.now)}, and the next claim takes it back"
+        console.print(f"  {expired}: its worker is stopped, cut off, or dead", markup=False, soft_wrap=True)
     if found.workers is not None:
         words = f"eligible, but {found.workers.sentence()}" if found.starts else f"and {found.workers.sentence()}"
         console.print(f"  {words}", markup=False, soft_wrap=True)

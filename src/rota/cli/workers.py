@@ -15,7 +15,8 @@ __all__ = ["workers"]
 def workers(store: Store = STORE, as_json: AsJson = False) -> None:
     """List the workers: where they run, how many slots they have and how many are in use.
 
-    A worker that vanished is shown as lost until its claims have expired.
+    A worker that has not been seen for 20 s is silent: stopped, cut off from the store, or dead. One that vanished is
+    shown as lost until its claims have expired.
     """
     from rota.cli.connection import open_api
     from rota.cli.output import print_json, print_table
@@ -35,7 +36,8 @@ def _row(worker: WorkerInfo) -> tuple[object, ...]:
     at, kinds = now(), [f"{pool.slots} {', '.join(pool.kinds)}" for pool in worker.pools if pool.kinds]
     by_kind = f" ({'; '.join(kinds)})" if kinds else ""
     slots = None if worker.kind == "unregistered" else f"{worker.slots}{by_kind}"
-    state = "lost" if not worker.alive else "draining" if worker.draining else "working" if worker.running else "idle"
+    working = "draining" if worker.draining else "working" if worker.running else "idle"
+    state = "lost" if not worker.alive else "silent" if worker.silent else working
     return (
         worker.worker_id,
         worker.kind.replace("_", " "),

@@ -30,13 +30,12 @@ from rota.kernel.turn import EXCEPT_AGENTS_MAX, check_worker
 from rota.model.checks import ID_CHARS_MAX, NOTE_CHARS_MAX, Checks
 from rota.model.events import WorkerLost
 from rota.model.work import Worker
-from rota.model.workers import ONLY_KINDS, WORKER_ALIVE_S, WORKER_REFRESH_S, SlotPool, WorkerInfo, WorkerKind
+from rota.model.workers import ONLY_KINDS, WORKER_ALIVE_S, WORKER_SILENT_S, SlotPool, WorkerInfo, WorkerKind
 from rota.store import Row, Transaction
 from rota.store.author import MAINTENANCE, acting_as
 from rota.store.statements import workers as sql
 
 __all__ = [
-    "AWAY_S",
     "LOST_MAX",
     "POOLS_MAX",
     "Workers",
@@ -51,7 +50,6 @@ __all__ = [
 LACKS_MAX = 20  # agents for which a worker says what it lacks
 POOLS_MAX = 64  # pools of slots of one worker, and kinds of one pool
 SLOTS_MAX = 1_000_000  # slots of one pool
-AWAY_S = WORKER_REFRESH_S + 5.0  # a worker that was not seen for longer was not only slow
 LOST_MAX = 100  # workers removed in one transaction
 _KINDS = get_args(WorkerKind)
 _worker = Checks("Worker", SchedInvalidPayload)
@@ -159,6 +157,7 @@ def _registered(row: Row, live: _Live, now: float) -> WorkerInfo:
         seen_at=seen_at,
         draining=bool(draining),
         alive=running > 0 or seen_at + WORKER_ALIVE_S > now,
+        silent=seen_at + WORKER_SILENT_S <= now,
         running=running,
         pools=pools,
         version=version,
@@ -235,7 +234,7 @@ def was_away(tx: Transaction, worker: Worker, now: float) -> bool:
     so a claim that it has not extended by then is one that it does not know of.
     """
     name, incarnation = worker.worker_id, worker.incarnation
-    return bool(incarnation and tx.run(sql.WAS_AWAY, (name, incarnation, now - AWAY_S, now)))
+    return bool(incarnation and tx.run(sql.WAS_AWAY, (name, incarnation, now - WORKER_SILENT_S, now)))
 
 
 def remove_lost(tx: Transaction, now: float) -> None:

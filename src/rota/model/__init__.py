@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         Worker,
         Workspace,
     )
-    from rota.model.workers import SlotPool, WorkerInfo
+    from rota.model.workers import SlotPool, WorkerInfo, lost_worker_text
     from rota.model.worktrees import WorktreeSettings
 
 __all__ = [
@@ -154,6 +154,7 @@ __all__ = [
     "dim_text",
     "dollars",
     "hide_env",
+    "lost_worker_text",
     "main_measure",
     "micro_of",
     "name_agent",
@@ -241,7 +242,7 @@ __getattr__ = exports(
             "Worker",
             "Workspace",
         ),
-        "workers": ("SlotPool", "WorkerInfo"),
+        "workers": ("SlotPool", "WorkerInfo", "lost_worker_text"),
         "worktrees": ("WorktreeSettings",),
     },
 )

@@ -78,10 +78,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     policy_source: str = ""  # where the policy name comes from
     blocking: tuple[BlockingReason, ...] = ()
     ordering: tuple[OrderingReason, ...] = ()
-    workers: WorkerReason | None = None  # why no worker would claim it now; None: one could, or it is not queued
+    workers: WorkerReason | None = None  # why no worker would claim it now, or that nothing is heard of its own
     position: int | None = None  # 1 is next; None: blocked, or behind every entry examined
     ahead: tuple[EntryAhead, ...] = ()  # the first few
     estimate: StartEstimate
+    claim_expired_at: float | None = None  # when the claim of its run expired, which that claim would take back
     changes: tuple[Suggestion, ...] = ()  # all of them together would start it
     graph: GraphNode | None = None  # its place in a graph run
     story: tuple[HistoryStep, ...] = ()

@@ -15,6 +15,7 @@ import msgspec
 from rota.clock import local_time
 from rota.model.money import amount_text, dim_text
 from rota.model.workers import PlacementCode
+from rota.time_text import span
 
 __all__ = [
     "BLOCKING",
@@ -418,6 +419,20 @@ class WorkersDraining(WorkerBase, frozen=True, kw_only=True, tag="workers_draini
         return f"every worker that could run it is draining{names}{_start(self.start)}"
 
 
+class WorkersSilent(WorkerBase, frozen=True, kw_only=True, tag="workers_silent"):
+    """The worker that runs it, or every worker that could, has not been seen lately: stopped, cut off or dead."""
+
+    remedy = "let it go on, or start another one"
+    workers: tuple[str, ...] = ()  # the first few of them
+    silent_s: float | None = None  # for how long the one that was seen last
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        names = f" {', '.join(self.workers)}" if self.workers else ""
+        since = "" if self.silent_s is None else f" for {span(self.silent_s)}"
+        return f"its worker{names} has been silent{since}: it is stopped, cut off from the store, or dead"
+
+
 class SlotsBusy(WorkerBase, frozen=True, kw_only=True, tag="slots_busy"):
     """Every slot that fits it is in use."""
 
@@ -463,10 +478,18 @@ class NotPlaced(WorkerBase, frozen=True, kw_only=True, tag="not_placed"):
 
 
 WorkerReason: TypeAlias = (
-    NoWorker | NoWorkerForKind | NoFunction | NoRunner | WorkersDraining | SlotsBusy | CoresRefused | NotPlaced
+    NoWorker
+    | NoWorkerForKind
+    | NoFunction
+    | NoRunner
+    | WorkersDraining
+    | WorkersSilent
+    | SlotsBusy
+    | CoresRefused
+    | NotPlaced
 )
 # no worker that is there makes such a claim
-UNATTENDED = (NoWorker, NoWorkerForKind, NoFunction, NoRunner, WorkersDraining)
+UNATTENDED = (NoWorker, NoWorkerForKind, NoFunction, NoRunner, WorkersDraining, WorkersSilent)
 
 
 def _start(command: str) -> str:

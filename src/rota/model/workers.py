@@ -16,6 +16,7 @@ __all__ = [
     "ONLY_KINDS",
     "WORKER_ALIVE_S",
     "WORKER_REFRESH_S",
+    "WORKER_SILENT_S",
     "PlacementCode",
     "PlacementProblem",
     "SlotPool",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 WORKER_REFRESH_S = 15.0  # how often a worker repeats its registration
+WORKER_SILENT_S = WORKER_REFRESH_S + 5.0  # a worker that was not seen for so long is stopped, cut off or dead
 WORKER_ALIVE_S = 60.0  # how long after it was last seen a worker without claims counts as alive
 
 ONLY_KINDS = "!"  # among the kinds of a claim or a pool: it takes no entries that have no kind
@@ -85,6 +87,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: float
     draining: bool = False  # it claims no more entries
     alive: bool = True
+    silent: bool = False  # it registered, and was not seen for `WORKER_SILENT_S`
     running: int = 0  # live claims
     pools: tuple[SlotPool, ...] = ()
     version: str = ""  # of rota

@@ -255,6 +255,8 @@ def _workers(  # noqa: PLR0911  # one for each reason
             return reason
         case reasons.WorkersDraining():
             return reasons.WorkersDraining()
+        case reasons.WorkersSilent():
+            return reasons.WorkersSilent()
         case reasons.SlotsBusy(held_by=ids):
             return reasons.SlotsBusy(held_by=_among(ids, own))
         case reasons.CoresRefused(held_by=ids):

@@ -92,6 +92,9 @@ def explain(
     request = make_turn_request(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
     choice = _choose_policy(dispatcher, policy, policy_from_store)
     row, explanation = _by_dry_run(dispatcher, lambda dry_run: dry_run.row(sched_id), request, choice, now=now)
+    if explanation.state == EntryState.QUEUED:
+        expired_at = dispatcher.kernel.queue.get(sched_id).claim_expires_at  # as it is, before a claim takes it back
+        explanation = msgspec.structs.replace(explanation, claim_expired_at=expired_at)
     return _with_history(dispatcher, row, explanation)
 
 
@@ -168,6 +171,8 @@ def _explain(
     against: WorkerReason | None = None
     if row[STATE] == EntryState.QUEUED:
         against = workers.reason_against(row[KIND], lambda: start_command(dry_run.tx, agent), row[0], row[PID])
+    elif row[STATE] == EntryState.DISPATCHED:
+        against = workers.reason_for_running(entry_from_row(row).worker_id)
     return Explanation(
         sched_id=row[0],
         pid=row[PID],

@@ -38,8 +38,9 @@ class WorkerOutlook:
     """The workers at one moment, read before a dry run claims anything."""
 
     def __init__(self, tx: Transaction, now: float) -> None:
-        self._tx = tx
-        self._alive = [worker for worker in read_workers(tx, now) if worker.alive]
+        self._tx, self._now = tx, now
+        self._all = read_workers(tx, now)
+        self._alive = [worker for worker in self._all if worker.alive]
         self._runs = read_runs(tx) if self._alive else []
         self._refusals = CoreRefusals(tx, now)
         self._busy = Counter((worker_id, incarnation) for _, worker_id, incarnation in self._runs)
@@ -75,7 +76,18 @@ class WorkerOutlook:
         if not claiming:
             names = tuple(dict.fromkeys(worker.worker_id for worker, _ in fitting))
             return reasons.WorkersDraining(workers=names[:NAMED_MAX], start=start())
-        return self._busy_reason(claiming)
+        heard = [(worker, pool) for worker, pool in claiming if not worker.silent]
+        return self._busy_reason(heard) if heard else self._silence([worker for worker, _ in claiming])
+
+    def reason_for_running(self, worker_id: str | None) -> WorkerReason | None:
+        """Return that nothing is heard of the worker that runs an entry, if so."""
+        named = [worker for worker in self._all if any(pool.worker_id == worker_id for pool in worker.pools)]
+        return self._silence(named) if named and all(worker.silent for worker in named) else None
+
+    def _silence(self, workers: Sequence[WorkerInfo]) -> WorkerReason:
+        names = tuple(dict.fromkeys(worker.worker_id for worker in workers))
+        silent_s = self._now - max(worker.seen_at for worker in workers)
+        return reasons.WorkersSilent(workers=names[:NAMED_MAX], silent_s=silent_s)
 
     def refusal_of(self, sched_id: int | None) -> CoreRefusal | None:
         """Return the refusal of the cores that an entry asks for, if its host would refuse them now too."""
