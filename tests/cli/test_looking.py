@@ -173,7 +173,7 @@ def test_a_worker_that_is_silent_is_named_wherever_it_matters(rota: Shell, path:
     assert "box (silent for 2" in rota("ps").out
     assert " silent" in rota("workers").out
     for sched_id in (running, ready):
-        assert "its worker box has been silent for 2" in rota("why", sched_id).out
+        assert "worker box has been silent for 2" in rota("why", sched_id).out
     (note,) = [note for note in findings(rota)["note"] if "silent" in note]
     assert note.startswith("worker box on rack is silent: last seen 2")
     assert "kill -CONT 4711" in rota("doctor").out

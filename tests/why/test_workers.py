@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rota import Rota, store
@@ -131,10 +132,13 @@ def test_every_fitting_worker_is_silent(kernel: Kernel) -> None:
     assert outlook(kernel) is None
     clock.advance(1)
     found = reasons.WorkersSilent(workers=("box",), silent_s=WORKER_SILENT_S)
-    assert found.sentence() == "its worker box has been silent for 20 s: it is stopped, cut off from the store, or dead"
+    assert found.sentence() == "worker box has been silent for 20 s: it is stopped, cut off from the store, or dead"
     assert outlook(kernel) == found
     assert [explain(Dispatcher(kernel), each).workers for each in (running, ready)] == [found, found]
     assert explain(Dispatcher(kernel), ready).start.starts_at is None
+    both = msgspec.structs.replace(found, workers=("box", "rack"))
+    assert both.sentence().startswith("workers box, rack have been silent for 20 s: they are stopped")
+    assert reasons.WorkersSilent().sentence().startswith("its worker has been silent: it is")
     register(kernel, "rack", SlotPool("rack", 1))
     assert outlook(kernel) is None
     assert explain(Dispatcher(kernel), running).workers == found

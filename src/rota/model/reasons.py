@@ -428,9 +428,12 @@ class WorkersSilent(WorkerBase, frozen=True, kw_only=True, tag="workers_silent")
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        names = f" {', '.join(self.workers)}" if self.workers else ""
         since = "" if self.silent_s is None else f" for {span(self.silent_s)}"
-        return f"its worker{names} has been silent{since}: it is stopped, cut off from the store, or dead"
+        if len(self.workers) > 1:
+            names = ", ".join(self.workers)
+            return f"workers {names} have been silent{since}: they are stopped, cut off from the store, or dead"
+        name = f"worker {self.workers[0]}" if self.workers else "its worker"
+        return f"{name} has been silent{since}: it is stopped, cut off from the store, or dead"
 
 
 class SlotsBusy(WorkerBase, frozen=True, kw_only=True, tag="slots_busy"):
