@@ -23,7 +23,7 @@ from rota.clock import SystemClock
 from rota.errors import InvalidInput, SchemaMismatch, StoreError, StoreMissing, StoreReplaced, StoreUnavailable
 from rota.kernel import Kernel, ScheduleSpec
 from rota.store.postgres_clock import DRIFT_S, JUMP_S, DatabaseClock
-from rota.store.postgres_connection import connect, parse_url, unavailable
+from rota.store.postgres_connection import connect, one_line, parse_url, unavailable
 from rota.store.statements.file import META_SET
 from tests.postgres_server import PostgresServer, free_port, own_schema, shared_dsn
 
@@ -148,6 +148,12 @@ def test_what_several_hosts_have_in_common_is_said_once(hosts: str, why: str) ->
         store.open(address)
     assert refused.value.message == f"PostgreSQL at {parse_url(address).shown} cannot be reached: {why}"
     assert "127.0.0.1" in refused.value.data["detail"]
+
+
+@pytest.mark.parametrize("where", ['on socket "/tmp/.s.PGSQL.5432"', 'at "10.0.0.7", port 5432'])
+def test_what_a_server_says_that_refuses_is_all_that_is_said(where: str) -> None:
+    said = f"connection failed: connection to server {where} failed: FATAL:  it is starting up\nDETAIL:  Not yet."
+    assert one_line(psycopg.OperationalError(said)) == "it is starting up"
 
 
 def test_a_name_that_no_host_can_have_is_said_as_an_address_that_cannot_be_reached() -> None:

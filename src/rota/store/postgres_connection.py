@@ -252,7 +252,7 @@ _GONE_STATES = ("3F000", "42P01")  # no such schema, no such table
 _READ_ONLY_SERVER = ("session is read-only", "server is in hot standby mode")  # as libpq says it
 _LOCKED = "55P03"  # a statement waited for a lock for too long
 _HOST_FAILED = re.compile(r"- host: (.*?), port: (.*?), hostaddr: .*?: (.*)")  # as psycopg says it
-_CONNECTING = re.compile(r".*?\bconnection to server (?:at .*? failed: |on )(?:FATAL: +)?")
+_CONNECTING = re.compile(r".*?\bconnection to server (?:(?:at|on) .*? failed: FATAL: +|at .*? failed: |on )")
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
 _PREFIX = re.compile("connection failed: |connection is bad: |consuming input failed: ")  # psycopg's, before libpq's words
 _DISK_FULL, _NO_SPACE = "53100", "No space left on device"  # a session may not even begin
@@ -333,7 +333,7 @@ def _without_password(address: PostgresAddress) -> str:
 
 
 def one_line(problem: BaseException) -> str:
-    """Return the server's message, without the statement; or libpq's, without its hints, whose lines begin with a tab.
+    """Return the server's message, without the statement; or libpq's, without details and hints.
 
     Of several hosts, those with the same problem are named together, the first few.
     """
@@ -341,7 +341,7 @@ def one_line(problem: BaseException) -> str:
         return problem.message
     if isinstance(problem, psycopg.Error) and problem.diag.message_primary:
         return " ".join(problem.diag.message_primary.split())
-    lines = [line for line in str(problem).splitlines() if not line.startswith("\t")]
+    lines = [line for line in str(problem).splitlines() if not line.startswith(("\t", "DETAIL: ", "HINT: "))]
     hosts: dict[str, dict[str, None]] = {}  # by problem, in their order
     for found in filter(None, map(_HOST_FAILED.fullmatch, lines)):
         host, port, text = found.groups()
