@@ -254,7 +254,9 @@ _LOCKED = "55P03"  # a statement waited for a lock for too long
 _HOST_FAILED = re.compile(r"- host: (.*?), port: (.*?), hostaddr: .*?: (.*)")  # as psycopg says it
 _CONNECTING = re.compile(r".*?\bconnection to server (?:(?:at|on) .*? failed: FATAL: +|at .*? failed: |on )")
 _NAME_PRIMARY = "Name the primary in the URL, or all hosts: postgresql://a,b/database."
-_PREFIX = re.compile("connection failed: |connection is bad: |consuming input failed: ")  # psycopg's, before libpq's words
+_PREFIX = re.compile(
+    "connection failed: |connection is bad: |consuming input failed: "
+)  # psycopg's, before libpq's words
 _DISK_FULL, _NO_SPACE = "53100", "No space left on device"  # a session may not even begin
 _HINTS = (  # what to do where the server, or libpq, says one of these words
     (
