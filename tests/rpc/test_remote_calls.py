@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rota.errors import StoreUnavailable
+from rota.errors import RotaError, StoreUnavailable
 from rota.kernel import ScheduleSpec
-from rota.rpc.client.remote_calls import BACKOFF_S, ConnectionLost, RemoteCall, RemoteCalls
+from rota.rpc.client.remote_calls import BACKOFF_S, LATE_RETRY_S, ConnectionLost, RemoteCall, RemoteCalls
 from rota.rpc.methods import METHODS
 
 UNSENT = ConnectionLost("connection refused", sent=False)
@@ -27,6 +27,29 @@ def test_the_pauses_grow_until_the_time_is_up() -> None:
     assert call.pause_after(UNSENT, 102.0) == 1.0
     with pytest.raises(StoreUnavailable, match="unix:/run/rota cannot be reached: connection refused"):
         call.pause_after(UNSENT, 102.1)
+
+
+def test_the_calls_of_one_outage_are_not_each_retried_for_the_whole_time() -> None:
+    calls = RemoteCalls("unix:/run/rota", timeout_s=5.0, retry_s=30.0, keys=True)
+
+    def begin(now: float) -> RemoteCall:
+        return calls.make(METHODS["kernel.sched.get"], METHODS["kernel.sched.get"].bind(1), now)
+
+    begin(100.0).pause_after(UNSENT, 100.0)
+    late, later = begin(125.0), begin(131.0)
+    late.pause_after(UNSENT, 129.9)
+    with pytest.raises(StoreUnavailable):
+        late.pause_after(UNSENT, 130.0)
+    later.pause_after(UNSENT, 131.0 + LATE_RETRY_S / 2)
+    with pytest.raises(StoreUnavailable):
+        later.pause_after(UNSENT, 131.0 + LATE_RETRY_S)
+    another_outage = begin(180.0)  # no call has failed for so long
+    another_outage.pause_after(UNSENT, 180.0)
+    another_outage.pause_after(UNSENT, 205.0)
+    with pytest.raises(RotaError):  # a response, whatever it says
+        begin(206.0).result_of(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32132,"message":"SchedUnknownId: no entry"}}')
+    begin(230.0).pause_after(UNSENT, 230.0)
+    begin(230.0).pause_after(UNSENT, 255.0)
 
 
 def test_a_sent_call_is_retried_only_if_that_is_safe() -> None:

@@ -5,6 +5,9 @@ it changes nothing, or executing it twice has the effect of once. An enqueue, a 
 because the client adds a key to each without one (`keys`), so a retried call creates one entry, or counts once. A claim
 is safe because entries in a lost response return to the queue when their claim expires. Other calls (a completion, an
 event) are not retried; the error says that they may have been executed, and the caller can check with `get`.
+
+The time for which a daemon is retried (`retry_s`) is that of an outage, not of each call: a supervisor that ends while
+its daemon is away makes a few calls, one after the other. A call that begins later is still retried for `LATE_RETRY_S`.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from rota.rpc.methods import METHODS, Method
 from rota.store.forks import in_child
 from rota.store.socket_paths import is_run_socket
 
-__all__ = ["BACKOFF_S", "CallKeys", "ConnectionLost", "RemoteCall", "RemoteCalls", "is_retry_safe"]
+__all__ = ["BACKOFF_S", "LATE_RETRY_S", "CallKeys", "ConnectionLost", "RemoteCall", "RemoteCalls", "is_retry_safe"]
 
 BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # between two attempts; the last one repeats
+LATE_RETRY_S = 1.0  # how long a call is retried that begins when its daemon has been away for long
 
 _ENQUEUE = METHODS["kernel.sched.enqueue"]
 _ENQUEUE_MANY = METHODS["kernel.sched.enqueue_many"]
@@ -96,6 +100,8 @@ class RemoteCalls:
         self.address = address
         self.timeout_s = timeout_s  # for a response, in addition to the call's own wait_s
         self.retry_s = retry_s  # how long an unreachable daemon is retried
+        self._lost_at: float | None = None  # since when it is unreachable; None: since its last response it is not
+        self._failed_at = 0.0  # the last failed attempt
         self._keys = CallKeys() if keys else None
         self._numbers = itertools.count(1)
 
@@ -105,11 +111,22 @@ class RemoteCalls:
             params = self._keys.add_to_params(method, params)
         return RemoteCall(self, next(self._numbers), method, params, now)
 
+    def failed(self, now: float) -> float:
+        """An attempt has failed; return since when the daemon is unreachable, as far as calls have shown it."""
+        if self._lost_at is None or now - self._failed_at > self.retry_s:
+            self._lost_at = now
+        self._failed_at = now
+        return self._lost_at
+
+    def worked(self) -> None:
+        """A response has come."""
+        self._lost_at = None
+
 
 class RemoteCall:
     """One call: its body, and what to do after a failed attempt. It is told the time and does no I/O."""
 
-    __slots__ = ("_attempts", "_client", "_give_up_at", "_method", "_params", "body", "number", "timeout_s")
+    __slots__ = ("_attempts", "_began_at", "_client", "_method", "_params", "body", "number", "timeout_s")
 
     def __init__(self, client: RemoteCalls, number: int, method: Method, params: Any, now: float) -> None:
         self.number = number
@@ -120,20 +137,23 @@ class RemoteCall:
         self._client = client
         self._method = method
         self._params = params
-        self._give_up_at = now + client.retry_s
+        self._began_at = now
         self._attempts = 0
 
     def result_of(self, response: bytes) -> Any:
         """Return what the method returned, or raise what it raised."""
+        self._client.worked()
         return decode_result(self._method, response)
 
     def pause_after(self, lost: ConnectionLost, now: float) -> float:
         """Return how long to pause before the next attempt, or raise the call's error if there is none."""
         if lost.sent and not is_retry_safe(self._method, self._params):
             raise self._response_lost(lost) from lost
+        retry_s = self._client.retry_s
+        give_up_at = max(self._client.failed(now) + retry_s, self._began_at + min(LATE_RETRY_S, retry_s))
         pause_s = BACKOFF_S[min(self._attempts, len(BACKOFF_S) - 1)]
         self._attempts += 1
-        if now + pause_s > self._give_up_at:
+        if now + pause_s > give_up_at:
             raise self._unreachable(lost) from lost
         return pause_s
 
