@@ -171,6 +171,7 @@ def test_a_worker_that_is_silent_is_named_wherever_it_matters(rota: Shell, path:
     assert [entry.sched_id for entry in stopped.queue.claim(worker_id="box", incarnation="i")] == [running]
     stopped.store.close()
     assert "box (silent for 2" in rota("ps").out
+    assert "1 of 3 slots busy  silent for 2" in rota("top").out
     assert " silent" in rota("workers").out
     for sched_id in (running, ready):
         assert "worker box has been silent for 2" in rota("why", sched_id).out

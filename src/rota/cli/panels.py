@@ -230,10 +230,11 @@ def _workers(scene: Scene, look: Look) -> list[Text]:
     for worker in (scene.workers or ())[: look.rows_max]:
         name = set_cell_size(short_name(worker.worker_id), NAME_MAX + 2)
         slots = f"{worker.running} of {_count(worker.slots, 'slot')} busy" if worker.slots else f"{worker.running} runs"
+        silence = f"  silent for {rough_span(max(0.0, scene.at - worker.seen_at))}" if worker.silent else ""
         more = [worker.kind.replace("_", " "), f"on {worker.host}" if worker.host else ""]
         more += [f"kinds {', '.join(worker.kinds)}" if worker.kinds else "", "draining" if worker.draining else ""]
         text = "" if look.is_narrow else " · ".join(part for part in more if part)
-        lines.append(Text.assemble(f"{name} {slots}", (f"  {text}", "dim")))
+        lines.append(Text.assemble(f"{name} {slots}", (silence, "red"), (f"  {text}", "dim")))
     return _with_rest(lines, len(scene.workers or ()), "workers")
 
 

@@ -351,9 +351,9 @@ def _worker_row(worker: WorkerInfo) -> Callable[[WorkerInfo], None]:
 
     def update(now: WorkerInfo) -> None:
         where = f" on {now.host}" if now.host else ""
-        draining = ", draining" if now.draining else ""
+        state = ", silent" if now.silent else ", draining" if now.draining else ""
         busy = f"{now.running} of {_count(now.slots, 'slot')} busy" if now.slots else f"{_count(now.running, 'run')}"
-        text = f"{busy} · {now.kind.replace('_', ' ')}{where}{draining}"
+        text = f"{busy} · {now.kind.replace('_', ' ')}{where}{state}"
         meter.set(now.running / now.slots if now.slots else 0.0, text)
 
     return update
