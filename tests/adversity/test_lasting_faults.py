@@ -78,7 +78,7 @@ def test_lost_workers(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_agents_to_recover(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_recovery, "LOOK_EVERY_S", 0.0)
-    kernel = stub(agents=stub(interrupted=lambda: {1: 1}), queue=stub(upkeep=failing()))
+    kernel = stub(agents=stub(interrupted=lambda: {1: 1}, recover_idle=failing()))
     with pytest.raises(TriedEnough):
         asyncio.run(agent_recovery.AgentRecovery(kernel).watch())
     assert said() == ["cannot recover agents"]

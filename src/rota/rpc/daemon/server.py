@@ -153,10 +153,7 @@ class Daemon:
             started()
             await self._stop.wait()
             await self._finish(transport)
-            try:
-                self._record(kernel, "stopped")
-            except (StoreUnavailable, SchemaMismatch) as problem:  # it stops all the same
-                _log.warning("the stop is not in the journal: %s", problem)
+            self._record_stop(kernel)
         finally:
             for task in watching:
                 task.cancel()
@@ -164,6 +161,15 @@ class Daemon:
             dispatcher.close_policies()
             executor.close()
             handlers.close()
+
+    def _record_stop(self, kernel: Kernel) -> None:
+        """Record the stop; a server that is away, or was migrated by a newer rota, is no reason to fail."""
+        try:
+            self._record(kernel, "stopped")
+        except (StoreUnavailable, SchemaMismatch) as problem:
+            if isinstance(problem, StoreUnavailable) and "address" not in problem.data:
+                raise  # this machine's disk is full, for example
+            _log.warning("the stop is not in the journal: %s", problem)
 
     def _stop_without_store(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop serving when the store's file is no longer at its path; recording the stop raises its error then."""
