@@ -66,6 +66,7 @@ ERROR_CHARS_MAX = 4_000  # of a runner's error, in a result
 OWN_FOLDER_ID = "0"  # in place of the store's id, in the folder of `logs`: its store may be at a daemon
 _ACCESS_VARIABLES = frozenset({"ROTA_STORE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_TOKEN_FILE"})
 T = TypeVar("T")
+_NO_FUNCTION = "function here: "  # begins what is told of an agent whose function cannot be imported here
 _log = logging.getLogger("rota.fleet")
 
 
@@ -242,14 +243,12 @@ class ClaimedRuns:
         if not waits and not self.wait_out(lambda: another_may_run(self._api, entry)):
             return outcome
         error = outcome.result["error"] if isinstance(outcome.result, dict) else "it cannot be imported"
-        return RunOutcome(yield_after_s=self._leave_to_others(run.assignment.agent, f"function here: {error}"))
+        return RunOutcome(yield_after_s=self._leave_to_others(run.assignment.agent, f"{_NO_FUNCTION}{error}"))
 
     def lacks(self) -> dict[int, str]:
         """Return what cannot be imported here, by pid: for the first few agents that were left to others for that."""
-        prefix, found = "function here: ", self.cannot_run()
-        told = {
-            pid: text.removeprefix(prefix)[:NOTE_CHARS_MAX] for pid, text in found.items() if text.startswith(prefix)
-        }
+        found = {pid: text for pid, text in self.cannot_run().items() if text.startswith(_NO_FUNCTION)}
+        told = {pid: text.removeprefix(_NO_FUNCTION)[:NOTE_CHARS_MAX] for pid, text in found.items()}
         return {pid: told[pid] for pid in list(told)[:LACKS_MAX]}
 
     def look_again(self, pid: int) -> None:

@@ -100,7 +100,7 @@ class RemoteCalls:
         self.address = address
         self.timeout_s = timeout_s  # for a response, in addition to the call's own wait_s
         self.retry_s = retry_s  # how long an unreachable daemon is retried
-        self._lost_at: float | None = None  # since when it is unreachable; None: since its last response it is not
+        self._lost_at: float | None = None  # since when it is unreachable; None: its last response came
         self._failed_at = 0.0  # the last failed attempt
         self._keys = CallKeys() if keys else None
         self._numbers = itertools.count(1)
